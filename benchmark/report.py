@@ -1,7 +1,7 @@
 """One page from all benchmarks: ``benchmark/report/README.md``, raw JSON and pictures beside it, ``bench.json``.
 
-    python -m benchmark.report                            # run everything (over an hour on two cores), then write
-    python -m benchmark.report --only headline,window     # run these, use earlier results for the others
+    python -m benchmark.report                            # run everything (under three hours on two cores), then write
+    python -m benchmark.report --only headline,closed     # run these, use earlier results for the others
     python -m benchmark.report --from out/report          # run nothing
 
 The page lists failed and missing pieces. The README's table and picture are updated, too.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +18,8 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
-from benchmark.load.client import Route
-from benchmark.results import Bar, Column, Comparison, Figure, Parser, Table, beside, in_turns, quantile, ratio
-from benchmark.rig import devices
+from benchmark.load.client import Answer, Route
+from benchmark.results import Bar, Column, Comparison, Figure, Table, beside, quantile, ratio
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import SMALL, SPF
@@ -34,8 +31,6 @@ FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
 """Formats and factors of figures; others are times, shown in ms."""
 Round = dict[str, Any]
 """TTFT of each request of a round, and when all were answered (seconds)."""
-Raw = dict[str, dict[str, Any]]
-"""Load -> "rows": (time, new tokens) of each request, "seen": by policy; of each round."""
 Simulate = Callable[[str, Sequence[Job], int], Outcome]
 """Simulates a policy on jobs, from a seed."""
 
@@ -46,48 +41,29 @@ def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
     return [Job(at_s, sizes(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
-def add_load(p: Parser, seconds: float) -> None:
-    """Add --device, --chunk and --seconds of commands that run on emulated devices."""
-    devices.add_device(p, devices.H200)
-    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
-    p.add_argument("--seconds", type=float, default=seconds, help=f"duration of a round's arrivals ({seconds:g})")
-
-
-def add_again(p: Parser) -> None:
-    """Add --again."""
-    p.add_argument("--again", action="store_true", help="only simulate the arrivals of an earlier run in --out")
-
-
-def again(args: argparse.Namespace, gather: Callable[[Callable[[Any], None]], None]) -> Any:
-    """Return what ``gather`` has kept, from a file in --out; with --again what an earlier run has."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    raw = args.out / "raw.json"
-    if not args.again:
-        gather(lambda found: raw.write_text(json.dumps(found)))
-    return json.loads(raw.read_text())
-
-
 @dataclass(frozen=True)
 class Simulator:
-    """The simulator in the place of servers."""
+    """The simulator in the place of servers, with SGLang's overlap loop."""
 
     profile: Profile
     chunk: int
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """LAPS knobs of the device."""
-    overlap: bool = False
-    """True for SGLang's overlap loop."""
 
     @classmethod
-    def like(cls, device: Device, profile: Profile, *, overlap: bool) -> Simulator:
+    def like(cls, device: Device, profile: Profile) -> Simulator:
         """Return the simulator of servers on an emulated device."""
-        return cls(profile, device.chunk, {k: v for k, v in device.laps.items() if k != "profile"}, overlap)
+        return cls(profile, device.chunk, {k: v for k, v in device.laps.items() if k != "profile"})
 
     def run(self, policy: str, jobs: Sequence[Job], seed: int = 0) -> Outcome:
         """Simulate one load."""
         name, chunk = (SPF, 2048) if policy == SMALL else (policy, self.chunk)
-        return run(
-            VARIANTS[name], Trace(jobs), self.profile, chunk=chunk, seed=seed, knobs=self.knobs, overlap=self.overlap
+        return run(VARIANTS[name], Trace(jobs), self.profile, chunk=chunk, seed=seed, knobs=self.knobs, overlap=True)
+
+    def beside(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
+        """Return what servers of each policy did with the jobs of each round, and what the simulator does."""
+        return Accuracy.of(
+            rounds, seen, self.run, lambda new, cached: lone_s(self.profile, new, cached, self.chunk), seed
         )
 
 
@@ -96,21 +72,15 @@ def measure(
 ) -> Round:
     """Send the jobs to a real server. Raises ConnectionError if one fails. ``route``: as for ``client.replay``."""
     target, bodies = fleet.target(name), fleet.prompts.bodies(jobs, seed)
-    answers = asyncio.run(client.replay(target, jobs, bodies, patience_s, route))
+    return round_of(name, asyncio.run(client.replay(target, jobs, bodies, patience_s, route)))
+
+
+def round_of(name: str, answers: Sequence[Answer]) -> Round:
+    """Return a round of a variant from its answers. Raises ConnectionError if a request failed."""
     ttft = [a.ttft_s for a in answers if a.ttft_s is not None]
     if len(ttft) < len(answers):
         raise ConnectionError(f"{len(answers) - len(ttft)} requests to {name} failed")
     return {"ttft": ttft, "ended_s": max(a.sent_s + t for a, t in zip(answers, ttft, strict=True))}
-
-
-def gather(fleet: Fleet, load: str, rounds: Sequence[Sequence[Job]], policies: Sequence[str], seed: int) -> Raw:
-    """Run the rounds of one load on all servers, in turns."""
-
-    def once(i: int, name: str) -> Round:
-        return measure(fleet, name, rounds[i], seed + i)
-
-    seen = in_turns(policies, len(rounds), once, fleet.say, f"{load}: ")
-    return {load: {"rows": [[(job.at_s, job.new) for job in jobs] for jobs in rounds], "seen": seen}}
 
 
 def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
@@ -138,38 +108,25 @@ class Accuracy:
         """Simulate the jobs that were sent to servers. ``lone``: seconds of requests alone, by their new and cached
         tokens."""
 
-        def figures(new: Any, cached: Any, ttft: Sequence[float], ended_s: float) -> dict[str, float]:
+        def figures(new: Sequence[int], cached: Sequence[int], one: Round) -> dict[str, float]:
+            ttft = one["ttft"]
             return quantiles(new, ttft) | {
                 MEAN: statistics.fmean(ttft),
                 SLOWDOWN: float((np.asarray(ttft) / lone(np.asarray(new), np.asarray(cached))).mean()),
-                RATE: len(ttft) / ended_s,
-                TOKENS: sum(new) / ended_s,
+                RATE: len(ttft) / one["ended_s"],
+                TOKENS: sum(new) / one["ended_s"],
             }
-
-        def measured(policy: str, i: int) -> dict[str, float]:
-            one = seen[policy][i]
-            new, cached = [job.new for job in rounds[i]], [job.cached for job in rounds[i]]
-            return figures(new, cached, one["ttft"], one["ended_s"])
 
         def simulated(policy: str, i: int) -> dict[str, float]:
             record = simulate(policy, rounds[i], seed + i).record
             ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
-            return figures(record.new, record.cached, record.ttft, ended_s)
+            return figures(record.new, record.cached, {"ttft": record.ttft, "ended_s": ended_s})
 
-        def of_all(one: Callable[[str, int], dict[str, float]]) -> Comparison:
-            return Comparison({policy: [one(policy, i) for i in range(len(rounds))] for policy in seen})
-
-        return cls(of_all(measured), of_all(simulated))
-
-    @classmethod
-    def again(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Accuracy:
-        """Simulate a load as ``gather`` has left it."""
-        rounds = [[Job(*row) for row in rows] for rows in raw["rows"]]
-
-        def lone(new: Any, cached: Any) -> Any:
-            return lone_s(simulator.profile, new, cached, simulator.chunk)
-
-        return cls.of(rounds, raw["seen"], simulator.run, lone, seed)
+        tokens = [([job.new for job in jobs], [job.cached for job in jobs]) for jobs in rounds]
+        return cls(
+            Comparison({p: [figures(*at, one) for at, one in zip(tokens, of, strict=True)] for p, of in seen.items()}),
+            Comparison({p: [simulated(p, i) for i in range(len(rounds))] for p in seen}),
+        )
 
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
         """Return medians over rounds of both; times in ms."""

@@ -1,4 +1,4 @@
-"""Accuracy of laps-plan: its predictions for three traces against emulated servers.
+"""Public traces on an emulated server, stock and LAPS; and what laps-plan predicts for the same arrivals.
 
 The planner knows the profile as shipped, with the host times assumed there, and nothing of this machine. ``--keep``
 writes the figures to the file that the planner reports them from.
@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from laps_plan.plan.words import ACCURACY
 from laps_plan.profile import Profile
-from laps_plan.sim.metrics import lone_s
-from laps_plan.traffic.job import Job
-from laps_plan.traffic.named import Offer, Scale, make
 
-from benchmark.fidelity import compare
-from benchmark.fidelity.compare import Accuracy, Raw, Simulator, gather
-from benchmark.load.prompts import Prompts
+from benchmark.fidelity.compare import Accuracy, Simulator, round_of
 from benchmark.results import Command, Parser, Piece
 from benchmark.results.bars import PLANNED
-from benchmark.rig.fleet import Fleet
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
+from benchmark.rig import devices
+from benchmark.rig.devices import EMULATED, Device
+from benchmark.rig.variants import FCFS, LAPS, SPF
+from benchmark.serve import command as serve
+from benchmark.serve.compare import Compared
 
 TRACES = ("azure", "code", "lmsys")
-POLICIES = (FCFS, LAPS)
-UTILISATION = 0.7
-"""Share of the device's time, if no two requests were ever batched."""
+PLANS = (FCFS, LAPS)
+"""Policies of which the prediction is shown."""
 LONGEST = 16384
 """Longest prompt (tokens)."""
 BARS = {"short P90": PLANNED, "long P90": None}
@@ -38,49 +35,49 @@ BARS = {"short P90": PLANNED, "long P90": None}
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    compare.add_load(p, 150.0)
+    p.add_argument("--emulate", default=devices.H200, help=f"as --laps-emulate ({devices.H200})")
     p.add_argument("--keep", action="store_true", help="make laps-plan report these figures")
 
 
-def arrivals(trace: str, profile: Profile, chunk: int, span_s: float, seed: int) -> list[Job]:
-    """Return the requests of one load, without history: a prefill server alone has none."""
-    workload, rng = make(trace, Scale(LONGEST, 4096)), random.Random(seed)
-
-    def alone_s(new: int) -> float:
-        return float(lone_s(profile, new, 0, chunk))
-
-    mean_s = statistics.fmean(alone_s(job.new) for job in workload.sample(2000, rng))
-    jobs = workload.arrivals(Offer(UTILISATION, span_s, 1.0 / mean_s, alone_s), rng)
-    return [Job(job.at_s, job.new) for job in jobs]
-
-
-def run(args: argparse.Namespace) -> Piece:
-    """Measure the loads, and compare with what is planned."""
-    device = replace(args.device, chunk=args.chunk)
-    profile, prompts = Profile.load(device.laps["profile"]), Prompts(device.vocabulary, args.seed, device.longest)
-    raw: Raw = {}
-    with Fleet(device, [BUILT_IN[p] for p in POLICIES], prompts, args.out, args.say, together=True) as fleet:
-        for trace in TRACES:
-            jobs = arrivals(trace, profile, args.chunk, args.seconds, args.seed)
-            raw |= gather(fleet, trace, [jobs], POLICIES, args.seed)
-    simulator = Simulator.like(device, profile, overlap=False)
-    what = f"{device.what}; {UTILISATION:.0%} of the device by lone requests, {args.seconds:g} s, one prefill server"
+def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+    """Yield a piece for each trace as ``benchmark.serve`` makes it, then one with all predictions."""
+    out: Path = args.out
+    words = ["--device", EMULATED + args.emulate, "--workload", ",".join(TRACES), "--longest", str(LONGEST)]
+    words += ["--variants", ",".join((FCFS, SPF, LAPS)), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
+    asked = serve.COMMAND.parse([*words, "--seed", str(args.seed), "--out", str(out)])
+    seen: list[Compared] = []
+    yield from serve.compared(asked, done=seen.append)
+    device: Device = asked.device
+    simulator = Simulator.like(device, Profile.load(device.laps["profile"]))
+    what = f"{device.what}; {asked.utilisation:.0%} of its capacity, {args.rounds} times {args.seconds:g} s, one server"
     piece = Piece("planned", "The planner against emulated servers", f"On {what}.", args.seed)
     cases: list[dict[str, Any]] = []
-    for trace, of in raw.items():
-        one = Accuracy.again(of, simulator, args.seed)
+    for trace, compared in zip(TRACES, seen, strict=True):
+        one = predicted(compared, simulator, args.seed)
         piece.figures += one.ratios(f"{trace}, {{policy}}, {{key}}: planned / emulated", BARS)
         piece.tables.append(one.table(f"{trace}: TTFT in ms, emulated / planned", keys=tuple(BARS)))
         cases += [
             {"trace": trace, "policy": policy, "figure": key, "planned_ms": 1e3 * one.simulated.median(policy, key),
              "measured_ms": 1e3 * one.measured.median(policy, key)}
-            for policy in POLICIES
+            for policy in PLANS
             for key in BARS
         ]  # fmt: skip
     if args.keep:
         ACCURACY.write_text(json.dumps({"what": what, "cases": cases}, indent=1) + "\n")
     piece.data["cases"] = cases
-    return piece
+    yield piece, out / "planned"
 
 
-COMMAND = Command("benchmark.fidelity planner", __doc__, run, options, out="planned", seed=1, every=True)
+def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
+    """Return measured figures of a load with simulated ones beside them. Raises ConnectionError if a request failed."""
+    rounds = [[a.job for a in answers] for answers in compared.answers[FCFS]]
+    seen = {name: [round_of(name, answers) for answers in compared.answers[name]] for name in PLANS}
+    return simulator.beside(rounds, seen, seed)
+
+
+COMMAND = Command(
+    "benchmark.fidelity.planner", __doc__, run, options, out="", rounds=3, seed=1, seconds=40.0, every=True
+)
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

@@ -10,8 +10,8 @@ stretched and include this machine's host.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -21,12 +21,11 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
-from benchmark.fidelity import compare
-from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
-from benchmark.fidelity.cpu import Alone, Setup, alone
+from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
+from benchmark.fidelity.host import Alone, Host
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars, in_turns
 from benchmark.results.pictures import against
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
@@ -40,7 +39,6 @@ LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL
 """Variant whose lone requests show the host's time: the overlap loop hides a step's."""
 JUDGED = 0.7
 """Load at which policies are judged against each other."""
-LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TRAINING_S = 15.0
 CLIENTS = 256
 """Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
@@ -55,10 +53,8 @@ STEPS = (
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    compare.add_load(p, 90.0)
-    devices.add_loop(p, devices.OVERLAP)
+    devices.add_device(p, devices.H200)
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
-    compare.add_again(p)
 
 
 def sizes() -> Sizes:
@@ -66,10 +62,10 @@ def sizes() -> Sizes:
     return mix(lmsys(256), log_uniform(1024, 8192), LONG_SHARE)
 
 
-def capacity(profile: Profile, chunk: int, seed: int, *, overlap: bool = True) -> float:
+def capacity(profile: Profile, chunk: int, seed: int) -> float:
     """Return the simulated capacity of stock fcfs (requests/s)."""
     work = Closed(sizes(), CLIENTS, 4000, seed)
-    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=overlap)
+    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=True)
     return done.steady(CLIENTS).require(FCFS).requests_per_s
 
 
@@ -78,31 +74,6 @@ def emulator(target: Target) -> dict[str, Any]:
     info = get_json(target, "/server_info") or {}
     states = info.get("internal_states") or [{}]
     return dict(states[0].get("emulated") or {})
-
-
-def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], None]) -> None:
-    """Run all loads on servers. What there is is kept after each, so that a crash loses no earlier one."""
-    overlap = args.loop == devices.OVERLAP
-    setup = Setup.of(Profile.load(device.laps["profile"]), device.chunk)
-    prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
-    with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
-        args.say("lone requests")
-        seen = alone(fleet, LONE.name, LADDER, args.seed)
-        seen.device = setup.alone_s(seen.tokens)
-        rate = capacity(setup.profile(seen, 1.0), device.chunk, args.seed, overlap=overlap)
-        args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
-        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
-        trained = measure(fleet, FCFS, training, args.seed)["ttft"]
-        rows = [(job.at_s, job.new) for job in training]
-        found: dict[str, Any] = {
-            "rate": rate, "alone": asdict(seen), "loads": {}, "training": {"rows": rows, "ttft": trained}
-        }  # fmt: skip
-        for load in args.loads:
-            count = args.rounds if load == JUDGED else 1
-            rounds = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
-            found["loads"] |= gather(fleet, f"{load:g}", rounds, POLICIES, args.seed)
-            found["emulator"] = {p: emulator(fleet.prefill(p)) for p in POLICIES}
-            keep(found)
 
 
 def judged(load: Accuracy) -> list[Figure]:
@@ -133,35 +104,50 @@ def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figur
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure, calibrate, simulate and compare."""
-    device: Device = replace(args.device.in_loop(args.loop), chunk=args.chunk)
-    raw = compare.again(args, lambda keep: measured(args, device, keep))
-    known, overlap = Profile.load(device.laps["profile"]), args.loop == devices.OVERLAP
-    training = [Job(*row) for row in raw["training"]["rows"]]
-    calibrated = Setup.of(known, args.chunk).under_load(
-        Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
-    )
-    simulator = Simulator.like(device, calibrated, overlap=overlap)
-    loads = {float(name): Accuracy.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
+    device: Device = args.device
+    known = Profile.load(device.laps["profile"])
+    prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
+    rounds: dict[float, list[list[Job]]] = {}
+    seen: dict[float, dict[str, list[Round]]] = {}
+    with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
+        args.say("lone requests")
+        host = Host(known, device.chunk, Alone.on(fleet, LONE.name, args.seed))
+        rate = capacity(host.profile(1.0), device.chunk, args.seed)
+        args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
+        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
+        trained = measure(fleet, FCFS, training, args.seed)["ttft"]
+        for load in args.loads:
+            count = args.rounds if load == JUDGED else 1
+            jobs = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
+
+            def once(i: int, name: str, jobs: list[list[Job]] = jobs) -> Round:
+                return measure(fleet, name, jobs[i], args.seed + i)
+
+            rounds[load], seen[load] = jobs, in_turns(POLICIES, count, once, args.say, f"{load:g}: ")
+        emulators = {p: emulator(fleet.prefill(p)) for p in POLICIES}
+    calibrated = host.under_load(FCFS, training, trained)
+    simulator = Simulator.like(device, calibrated)
+    loads = {load: simulator.beside(rounds[load], of, args.seed) for load, of in seen.items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
     tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []
-    for load, seen in loads.items():
-        tables.append(seen.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
+    for load, one in loads.items():
+        tables.append(one.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
         name = f"{{policy}} at {load:.0%}, {{key}}: simulated / emulated"
-        figures += seen.ratios(name, dict.fromkeys(KEYS, bars.EMULATED))
-    error, lasted = steps(raw["emulator"])
-    shown = {f"{policy} {load:.0%}": seen.seconds(policy) for load, seen in loads.items() for policy in POLICIES}
+        figures += one.ratios(name, dict.fromkeys(KEYS, bars.EMULATED))
+    error, lasted = steps(emulators)
+    shown = {f"{policy} {load:.0%}": one.seconds(policy) for load, one in loads.items() for policy in POLICIES}
     against(shown, args.out / "emulated.svg")
     text = (
-        f"Real prefill servers of this machine, SGLang's {args.loop} loop, with {device.what}. "
+        f"Real prefill servers of this machine, SGLang's overlap loop, with {device.what}. "
         f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
         f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
-        f"{raw['rate']:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
+        f"{rate:.1f} requests/s (simulated). Chunks of {device.chunk} tokens. Host beside the device: "
         f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "
         f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step."
     )
     data = {
-        "device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
+        "device": device.name, "rate_per_s": rate, "emulator": emulators,
         "host": calibrated.details, "seconds": shown,
     }  # fmt: skip
     captions = {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."}
@@ -169,4 +155,9 @@ def run(args: argparse.Namespace) -> Piece:
     return Piece(args.out.name, title, text, args.seed, [*tables, error], told, captions, data)
 
 
-COMMAND = Command("benchmark.fidelity policies", __doc__, run, options, out="emulated", rounds=3, seed=1, every=True)
+COMMAND = Command(
+    "benchmark.fidelity.policies", __doc__, run, options, out="emulated", rounds=3, seed=1, seconds=40.0, every=True
+)
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

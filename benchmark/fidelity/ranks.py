@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,17 +23,18 @@ from laps_plan.sim import variants
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import THRESHOLD, Job
+from laps_plan.traffic.lengths import lmsys, mix, uniform
 from laps_plan.traffic.streams import Trace
 
-from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
+from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, drawn, measure
 from benchmark.load.prompts import Homes, Prompts, SessionPrompts
-from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns, positive
+from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns
 from benchmark.rig import checkpoints, devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, flush, get_json
 from benchmark.rig.model import REPO
 from benchmark.rig.variants import LAPS, ON, SPF, Variant
-from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S, mix, play
+from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S
 
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
@@ -77,8 +79,8 @@ class Load:
 
 
 def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
-    """Return the simulator's mix."""
-    return mix(rate, span_s, random.Random(f"mix/{seed}"))
+    """Return jobs of the mix."""
+    return drawn(mix(lmsys(), uniform(1024, 8192), 0.05), rate, span_s, f"mix/{seed}")
 
 
 def agents(rate: float, span_s: float, seed: str) -> list[Job]:
@@ -87,7 +89,7 @@ def agents(rate: float, span_s: float, seed: str) -> list[Job]:
     halve its load."""
     rng = random.Random(f"agents/{seed}")
     begun: list[tuple[float, Sequence[turns.Turn]]] = []
-    drawn = turns.stretches(turns.agents(LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
+    drawn = turns.stretches(turns.agents(RANKS_LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
     for _, session in drawn:
         if sum(len(s) for _, s in begun) < rate * span_s:
             begun.append((rng.uniform(0.0, span_s), session))
@@ -104,12 +106,12 @@ LOADS = {
         ),
         Load(
             "agents", "Turns of coding agents, each after the answer before it, on histories of up to 128k tokens",
-            rate=1.33, slow=3.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
+            rate=1.33, slow=3.0, chunk=4096, longest=RANKS_LONGEST, sessions=True, make=agents,
             bars=(0.40, 0.58, 0.36),
         ),
     )
 }  # fmt: skip
-PROFILE = "h200-deepseek-v3-dp8"
+PROFILE, RANKS = "h200-deepseek-v3-dp8", 4
 CHUNK = 8192
 """Most new tokens of a rank's batch."""
 CONTEXT = 131_072 + 1024
@@ -125,14 +127,14 @@ LONG = (
 """Arguments of servers whose prompts are longer than what the tiny model was made for."""
 
 
-def device_of(load: Load, slow: float, ranks: int) -> Device:
+def device_of(load: Load) -> Device:
     """Return the emulated group for a load."""
-    made = devices.emulated(f"{PROFILE},slow={slow:g}")
+    made = devices.emulated(f"{PROFILE},slow={load.slow:g}")
     if load.sessions:
         made = made.with_prefixes()
     # SGLang needs a core for each rank, out of those that it may use.
     usable = sorted(os.sched_getaffinity(0))
-    env = {**made.env, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(usable[i % len(usable)]) for i in range(ranks))}
+    env = {**made.env, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(usable[i % len(usable)]) for i in range(RANKS))}
     return replace(
         made,
         args=(*made.args, *(LONG if load.sessions else ())),
@@ -163,23 +165,18 @@ def servers_of(load: Load, ranks: int, slow: float) -> list[Variant]:
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    p.add_argument("--seconds", type=positive, default=60.0, help="duration of a round's load (60)")
     p.add_argument("--workload", choices=list(LOADS), default="mix", help="(mix)")
-    p.add_argument("--ranks", type=int, default=4, help="data-parallel attention ranks (4)")
-    slow, rate = (", ".join(f"{n} {getattr(x, key):g}" for n, x in LOADS.items()) for key in ("slow", "rate"))
-    p.add_argument("--slow", type=positive, help=f"slowdown of the emulated device ({slow})")
-    p.add_argument("--rate", type=positive, help=f"requests/s of the unscaled device ({rate})")
 
 
 def run(args: argparse.Namespace) -> Piece:
     """Run all rounds, the servers in turns, and simulate them."""
     load = LOADS[args.workload]
-    slow, rate = args.slow or load.slow, args.rate or load.rate
+    slow = load.slow
     args.out = args.out or REPO / "out" / load.piece
-    profile = Profile.load(PROFILE).with_ranks(args.ranks).stretched(slow)
-    device, found = device_of(load, slow, args.ranks), servers_of(load, args.ranks, slow)
+    profile = Profile.load(PROFILE).with_ranks(RANKS).stretched(slow)
+    device, found = device_of(load), servers_of(load, RANKS, slow)
     prompts = (SessionPrompts if load.sessions else Prompts)(device.vocabulary, args.seed, load.longest, load.sessions)
-    rounds = [load.jobs(rate, slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)]
+    rounds = [load.jobs(load.rate, slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)]
     told: dict[str, list[dict[str, Any]]] = {}
     # One server at a time: each has as many schedulers as there are ranks.
     with Fleet(device, found, prompts, args.out, args.say, together=False) as fleet:
@@ -189,13 +186,13 @@ def run(args: argparse.Namespace) -> Piece:
             flush(target)
             # SGLang's controller goes by what ranks had in use some time ago: one rank gets several times as many
             # requests as another, and not the same ones from both servers.
-            answered = measure(fleet, name, rounds[i], seed, slow * PATIENCE_S, Homes(args.ranks, seed))
+            answered = measure(fleet, name, rounds[i], seed, slow * PATIENCE_S, Homes(RANKS, seed))
             told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             return answered
 
         seen = in_turns([v.name for v in found], args.rounds, once, args.say)
     text = (
-        f"{args.ranks} scheduler processes, {device.what}. {load.what}; {rate:g} requests/s of the unscaled device, "
+        f"{RANKS} scheduler processes, {device.what}. {load.what}; {load.rate:g} requests/s of the unscaled device, "
         f"{args.rounds} rounds of {args.seconds:g} s."
     )
     states = {name: info.get("internal_states", []) for name, (_, info) in told.items()}
@@ -210,9 +207,9 @@ def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulate:
     """Return the simulator of these servers. ``slow``: times that the profile's steps are stretched."""
 
     def simulate(name: str, jobs: Sequence[Job], seed: int) -> Outcome:
-        laps = variants.Variant(laps=knobs(slow))
+        laps, ranks = variants.Variant(laps=knobs(slow)), profile.group.ranks if profile.group else 1
         variant, chunk = (laps, CHUNK) if name == LAPS else (variants.Variant(name), load.chunk)
-        return play(profile, Trace(jobs), variant, chunk, seed=seed)[0]
+        return variants.run(variant, Trace(jobs), profile, chunk=ranks * chunk, seed=seed)
 
     return simulate
 
@@ -242,4 +239,7 @@ def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]
     return Piece(load.piece, title, text, seed, [table], ratios, data={**raw, **data})
 
 
-COMMAND = Command("benchmark.fidelity groups", __doc__, run, options, rounds=3, seed=1, every=True)
+COMMAND = Command("./run bench groups", __doc__, run, options, rounds=1, seed=1, seconds=60.0, every=True)
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

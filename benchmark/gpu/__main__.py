@@ -17,9 +17,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmark import ladder
+from laps_plan.traffic.job import THRESHOLD
+
+from benchmark.gpu import graphs
 from benchmark.gpu.answers import answers
 from benchmark.gpu.kit import Kit
+from benchmark.gpu.ladder import TINY, ladder
 from benchmark.gpu.latency import TOKENS, latency
 from benchmark.gpu.loads import loads, lone
 from benchmark.load.prompts import Prompts
@@ -27,7 +30,7 @@ from benchmark.results import Piece, command_line, page, parser, positive, some_
 from benchmark.results.machine import machine
 from benchmark.rig import devices
 from benchmark.rig.devices import CUDA, DEVICES, Device
-from benchmark.rig.fleet import Fleet
+from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ServerError
 from benchmark.rig.variants import BUILT_IN, FCFS, GRAPHS, LAPS, SPF
@@ -36,7 +39,7 @@ from benchmark.serve import slices
 
 NAMES = (FCFS, SPF, LAPS)
 LADDERS = ("0.5B", "7B")
-SERVED = ("slices", "lone", "mixed", "code", "closed", "azure")
+SERVED = ("slices", "lone", "mixed", "code", "closed", "graphs", "azure")
 """Pieces that share three servers."""
 PIECES = (
     "loads", "answers", "answers-tp2", *SERVED, "agents", "latency", *(f"ladder-{shape}" for shape in LADDERS),
@@ -55,7 +58,7 @@ class Run:
 
     def __init__(self, kit: Kit, args: argparse.Namespace) -> None:
         self.kit, self.args, self.dry, self.work = kit, args, bool(args.dry_run), kit.out / "work"
-        base: Device = devices.this(DRY).in_loop(devices.OVERLAP) if self.dry else DEVICES[CUDA]
+        base: Device = devices.this(DRY) if self.dry else DEVICES[CUDA]
         self.device = replace(base, chunk=CHUNK)
         self.prompts = Prompts(base.vocabulary, args.seed, LONGEST)
 
@@ -71,12 +74,7 @@ class Run:
         gpu, most = str(machine().get("gpus", "")), CHUNK if self.dry else TOKENS[-1]
         kit.measure("latency", lambda: latency(self.device, gpu, self.work / "latency", seed, say, most))
         for shape in LADDERS:
-            kit.measure(f"ladder-{shape}", partial(self._ladder, shape))
-
-    def _ladder(self, shape: str) -> tuple[Piece, Path]:
-        words = ["--emulate"] if self.dry else ["--shapes", shape]
-        ((piece, out),) = ladder.run(ladder.COMMAND.parse([*words, "--out", str(self.work / f"ladder-{shape}")]))
-        return piece, out
+            kit.measure(f"ladder-{shape}", partial(ladder, TINY if self.dry else shape, self.work))
 
     def served(self) -> None:
         """Run the pieces that share servers."""
@@ -89,14 +87,14 @@ class Run:
             with Fleet(self.device, found, self.prompts, out, self.kit.say, together=True) as fleet:
                 for name in wanted:
                     own = {"slices": self._slices, "lone": self._lone}.get(name)
-                    self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, names))
+                    some = (FCFS, LAPS, GRAPHS) if name == "graphs" else names
+                    self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, some))
         except (ServerError, ConnectionError) as e:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
     def _slices(self, fleet: Fleet) -> tuple[Piece, Path]:
-        args = argparse.Namespace(rounds=self.args.rounds, seed=self.args.seed, tokens=CHUNK)
-        seen = slices.measure(fleet, slices.NAMES, args, meet=True)
-        return slices.piece_of(seen, fleet.device, args), self.kit.out
+        seen = slices.measure(fleet, self.args.rounds, CHUNK, self.args.seed)
+        return slices.piece_of(seen, fleet.device, CHUNK, self.args.seed), self.kit.out
 
     def _lone(self, fleet: Fleet) -> tuple[Piece, Path]:
         return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {})), self.kit.out
@@ -110,21 +108,27 @@ class Run:
 
     def _workload(self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None) -> Make:
         args, device = self.args, device or self.device
-        seconds = min(args.seconds, 4.0) if name == "closed" else args.seconds
-        words = ["--workload", name, "--variants", ",".join(names), "--rounds", str(args.rounds)]
+        loop = name in ("closed", "graphs")
+        seconds = min(args.seconds, 4.0) if loop else args.seconds
+        words = ["--workload", "closed" if loop else name, "--variants", ",".join(names), "--rounds", str(args.rounds)]
         words += ["--seconds", str(seconds), "--seed", str(args.seed), "--out", str(self.work / name)]
         if name == "agents":
             # In a closed loop turns of a minute take an hour.
             words += ["--capacity", AGENTS_PER_S]
         else:
-            device = replace(device, longest=LONGEST)
-        if name == "closed":
+            device = replace(device, longest=THRESHOLD if name == "graphs" else LONGEST)
+        if loop:
             words += ["--concurrency", *(("8",) if self.dry else ("1", "8", "32", "128"))]
 
         def make() -> tuple[Piece, Path]:
             asked = serve.COMMAND.parse([*words, "--device", DRY if self.dry else CUDA])
             asked.device = device
             ((piece, left),) = serve.compared(asked, fleet)
+            if fleet and name == "graphs":
+                fleet.target(GRAPHS)
+                status = get_json(fleet.prefill(GRAPHS), "/laps_status") or {}
+                piece.title = "Full graphs for short prompts"
+                piece.figures = [*graphs.figures(piece.data["points"], status.get("graphs", {})), *piece.figures]
             return piece, left
 
         return make
@@ -149,8 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         args.rounds = 1
         args.out = args.out.with_name(args.out.name + "-dry") if args.out.name == "gpu" else args.out
-        # Emulated, all shapes of a ladder are one.
-        args.only = [name for name in args.only if name not in [f"ladder-{shape}" for shape in LADDERS[1:]]]
+        # Emulated, all shapes of a ladder are one, and there are no graphs.
+        args.only = [name for name in args.only if name not in ("graphs", f"ladder-{LADDERS[-1]}")]
     kit = Kit(args.out, Progress(), args.only, args.minutes, argv)
     run = Run(kit, args)
     with command_line("./run gpu"):

@@ -48,12 +48,13 @@ class Answer:
 def small(cuda: bool, ranks: int) -> Device:
     """Return a device with a small model whose weights are seeded, not dummies: equal answers mean something."""
     name = CUDA if cuda else CPU
-    known = DEVICES[name].in_loop(devices.OVERLAP)
+    known = DEVICES[name]
+    args = [a for a in known.args if a != devices.NORMAL_LOOP]
     real = ("--load-format", "auto") if cuda else ()
     tp = ("--tp-size", str(ranks)) if ranks > 1 else ()
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 and not cuda else {}
     return replace(
-        known, args=(*known.args, *real, *tp), env={**known.env, **env}, layers=SHAPES[name].layers,
+        known, args=(*args, *real, *tp), env={**known.env, **env}, layers=SHAPES[name].layers,
         checkpoint=lambda: model.make(devices.MODELS, SHAPES[name]), vocabulary=model.VOCABULARY, longest=8192,
         chunk=8192 if cuda else 1024, what="a small model with seeded weights",
     )  # fmt: skip

@@ -56,45 +56,21 @@ longer."""
 COLOCATED_GOODPUT = Bar(least=1.3)
 """Requests/s with 90% in time, over the best stock setting."""
 
-VIOLATIONS = Bar(most=0.5)
-"""Short requests in violation of their SLO over the best stock policy's."""
-FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)
-"""Relative error of the fitted step times."""
-
 GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 """Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
 PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
 """Full graphs: share of rows that are padding, and time and memory of their capture."""
 
-SLICED_LOGITS = Bar(most=0.01)
-"""Relative distance of the logits of a batch that ran in slices from those of the whole one."""
-
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
-ROUTER_WORKERS = Bar(least=1.5)
-"""Requests/s of four workers of the router over those of one, on two cores with the load and the servers."""
 NO_LOSS = Bar(most=1.05)
 """P90 TTFT of either class behind the router, with two servers, over that behind stock MiniLB."""
-LAST_MOVE = Bar(most=3.0)
-"""Control periods from a change of the mix to the last move."""
-EXTRA_MOVES = Bar(most=1.0)
-"""Moves after a change of the mix beyond the needed ones."""
-AGREED = Bar(most=2.0)
-"""Signal periods until all routers agree on the pools again."""
-NONE = Bar(most=0.0)
-"""Events that must not happen."""
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 """Short and long P90 TTFT behind the router over those behind the best other router."""
 
-SAME_CLIENT = Bar(least=0.85, most=1.15)
-"""Median TTFT measured by our client over that of another client."""
-SIMULATED = Bar(least=0.85, most=1.15)
-"""Simulated over measured TTFT."""
 
 INSIDE = Bar(least=0.75, most=0.85)
 """Share of first tokens inside the quoted interval, which is to hold 80%."""
-REPLAYED, REPLAYED_FCFS = Bar(least=0.9, most=1.1), Bar(least=0.85, most=1.15)
-"""Replayed over measured TTFT: under the server's own policy, under fcfs."""
 
 STEP = Bar(least=0.97, most=1.03)
 """An emulated step over the profile's."""

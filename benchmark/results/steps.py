@@ -34,72 +34,53 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _serve(workloads: str, variants: str, *more: str, prefix: str = "") -> Step:
-    args, names = ("--workload", workloads, "--variants", variants, *more), workloads.split(",")
-    return Step("benchmark.serve", args, tuple(f"{prefix}{name}" for name in names) if len(names) > 1 else ())
-
-
-def _fidelity(*args: str) -> Step:
-    return Step("benchmark.fidelity", args)
-
-
 def _router(*args: str) -> Step:
     return Step("benchmark.router", args)
 
 
-STOCK_AND_LAPS = f"fcfs,hrrn,{SPF},laps"
-DEVICE = ("--device", f"{EMULATED}{H200}")
-FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
+CLIENTS = ("1", "4", "8", "16", "32", "64")
+TRACES = ("emulated-azure", "emulated-code", "emulated-lmsys")
+FLEETS = ((1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
-AGENTS = (
-    *("--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7", "--rounds", "2", "--seconds", "100"),
-    # What the device's kernels take for a turn on average; in a closed loop turns of a minute take an hour.
-    *("--capacity", "2.45"),
-)
+REAL = ("--real", "--rounds", "3", "--seconds", "15", "--device", f"{EMULATED}{H200}")
+"""On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
-    *("answers", "answers-tp2", "closed", "agents", "latency", "ladder-0.5B", "ladder-7B"),
+    *("answers", "answers-tp2", "closed", "graphs", "agents", "latency", "ladder-0.5B", "ladder-7B"),
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "serve": _serve("bursty,azure,code,lmsys,whale", STOCK_AND_LAPS, "--seconds", "10"),
-    # Router and decode server need their share of the same cores.
-    "serve-pd": _serve("mooncake,turns", f"fcfs,{SPF},laps", "--utilisation", "0.3", "--seconds", "10", "--pd"),
-    "closed": _serve("closed", "fcfs,laps", "--seconds", "3"),
-    "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
+    "closed": Step(
+        "benchmark.serve",
+        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3", "--concurrency", *CLIENTS),
+    ),
     "slices": Step("benchmark.serve.slices"),
-    "window": Step("benchmark.serve.window"),
     "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
-    "router-workers": _router("--workers", "--rounds", "3", "--seconds", "2"),
-    "router-mix": _router("--mix", "--prefill", "8", "64"),
-    "router-fleet": _router("--fleet", "--period", "5"),
-    # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
-    "router-real": _router("--real", "--rounds", "3", *DEVICE),
-    "router-two": _router("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE),
-    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "100"),
+    "router-real": _router(*REAL),
+    "router-two": _router(*REAL, "--laps-prefill", "--prefill", "2"),
+    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "80"),
     "colocated": Step("benchmark.colocated"),
-    "sim-validate": _fidelity("cpu"),
     "sim-rules": Step("benchmark.sim.rules"),
-    "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "emulated": _fidelity("policies"),
+    "sim-quotes": Step("benchmark.sim.quotes", ("--profiles", "h200-qwen3-8b")),
+    "emulated": Step("benchmark.fidelity.policies"),
     **{
-        f"emulated-{n}-{model}": _fidelity(
-            "fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n), "--seconds", "30"
+        f"emulated-{n}-{model}": Step(
+            "benchmark.fidelity.fleet", ("--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n))
         )
         for n, model, slow in FLEETS
     },
-    "serve-emulated": _serve(
-        "azure,code,lmsys", f"fcfs,{SPF},laps", *DEVICE, "--rounds", "3", "--seconds", "60", prefix="emulated-"
+    "planned": Step("benchmark.fidelity.planner", leaves=(*TRACES, "planned")),
+    "emulated-agents": Step(
+        "benchmark.serve",
+        (
+            *("--workload", "agents", "--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "80"),
+            *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
+        ),
     ),
-    "emulated-agents": _serve("agents", f"fcfs,{SPF},{SMALL},laps", *AGENTS, prefix="emulated-"),
-    "planned": _fidelity("planner"),
-    "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
-    "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
-    "rounds-cost": Step("benchmark.rounds_cost"),
+    "groups": Step("benchmark.fidelity.ranks"),
+    "groups-agents": Step("benchmark.fidelity.ranks", ("--workload", "agents", "--seconds", "200")),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
-    "ladder": Step("benchmark.ladder", gpu=True),
-    "graphs": Step("benchmark.serve.graphs", gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
         "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}

@@ -21,7 +21,6 @@ EMULATED = "emulated:"
 """Prefix of a value for --laps-emulate."""
 POOL_TOKENS = 2 << 20
 """KV pool of a prefill server (tokens) that evicts no prefix of a benchmark."""
-OVERLAP, NORMAL = "overlap", "normal"
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
 PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
@@ -76,12 +75,6 @@ class Device:
     def emulated(self) -> bool:
         """Return True if steps take as long as in a profile."""
         return self.name.startswith("emulated ")
-
-    def in_loop(self, loop: str | None) -> Device:
-        """Return the device with one of SGLang's event loops, OVERLAP or NORMAL; None: unchanged."""
-        if loop is None:
-            return self
-        return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
 
     def with_prefixes(self, pool_tokens: int = POOL_TOKENS) -> Device:
         """Return the device with servers that keep prefixes without a decode server, in a pool of so many tokens; by
@@ -187,12 +180,6 @@ def add_device(p: argparse.ArgumentParser, default: str = "") -> None:
 
     # argparse parses a default that is a string like a given value.
     p.add_argument("--device", type=read, default=default, help=f"{KINDS} ({default or 'cuda where there is one'})")
-
-
-def add_loop(p: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add --loop: event loop of the servers; None: the device's own."""
-    words = f"of SGLang's scheduler, {OVERLAP} or {NORMAL} ({default or 'as the device has it'})"
-    p.add_argument("--loop", choices=(OVERLAP, NORMAL), default=default, help=words)
 
 
 def free_gib(device: Device) -> float:

@@ -69,11 +69,6 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._outer.close()
 
-    def add(self, variant: Variant) -> None:
-        """Start one more server in addition to those that run together."""
-        self.variants = [*self.variants, variant]
-        self._start(variant)
-
     def target(self, name: str) -> Target:
         """Return the address for this variant's load; starts its server, and stops another if they run one at a
         time."""
@@ -146,31 +141,3 @@ def flush(target: Target) -> None:
     """Empty the prefix cache."""
     with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(urllib.request.Request(target.url + "/flush_cache", method="POST"), timeout=30).close()
-
-
-@dataclass
-class Running:
-    """A server started by someone else."""
-
-    url: Target
-    prefill_only: bool
-
-    @classmethod
-    def at(cls, url: str) -> Running:
-        """Connect to the server at ``url`` and determine its kind. Raises ValueError for a bad URL, ConnectionError
-        without an answer."""
-        target = Target.of(url)
-        try:
-            with urllib.request.urlopen(target.url + "/health", timeout=10):
-                pass
-        except OSError as e:
-            raise ConnectionError(f"no SGLang server answers at {target.url}: {e}") from None
-        # Servers have the first route, routers the second.
-        info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
-        return cls(target, info.get("disaggregation_mode") == "prefill")
-
-    def target(self, _: str) -> Target:
-        """Return the server's address, whatever the variant."""
-        return self.url
-
-    prefill = target

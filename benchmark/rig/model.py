@@ -37,15 +37,6 @@ class Shape:
     """Factor of the embeddings. With large ones the next token depends most on the last: a draft can be right."""
 
 
-LIKE_LARGE = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=8192)
-"""Spends most of a step in GEMMs, like a 7B model, so a chunk costs about the same anywhere in its prompt. SGLang's CPU
-attention computes each chunk over the whole prefix, which dominates the default shape."""
-
-
-DEEP = Shape(hidden=64, layers=28, heads=2, kv_heads=1, intermediate=176)
-"""Has as many layers as Qwen2.5-7B, so a short prefill costs mostly the step's fixed time, as on the large model: a few
-layers take less time than a request's way through HTTP, which no batch could make up for."""
-
 SLICED = Shape(hidden=32, layers=8, heads=2, kv_heads=1, intermediate=2560)
 """Spends most of a step in GEMMs, like a 7B model, and has layers between which a step can be paused: a chunk of 1,024
 tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on an

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import torch
 from benchmark.rig.servers import free_port
 
 
-def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
-    """Return a ModelRunner with its pools, attention backends and graphs; once per process.
-
-    ``flags``: further server options. ``seed``: fill the weights with seeded noise instead of SGLang's dummies.
-    """
+def boot(model: Path, *flags: str) -> Any:
+    """Return a ModelRunner with its pools, attention backends and graphs, and SGLang's dummies for weights; once per
+    process. ``flags``: further server options."""
     from sglang.benchmark import one_batch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
@@ -43,31 +40,10 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
         nccl_port=ports.nccl_port,
         server_args=server_args,
     )
-    if seed is not None:
-        make_noise(runner.model, seed)
     runner.alloc_memory_pool()
     runner.init_attention_backends()
     runner.init_cuda_graphs()
     return runner
-
-
-def make_noise(model: torch.nn.Module, seed: int) -> None:
-    """Fill in weights large enough that every token and position changes the output. In place, so that graphs see
-    them."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator) * (0.08 if weight.ndim > 1 else 0.1)
-        weight.data.copy_(noise + 1.0 if name.endswith("norm.weight") else noise)
-
-
-@dataclass
-class Turn:
-    """Result of one prefill of a batch. ``logits``: (requests, vocabulary), float32 on the CPU."""
-
-    tokens: list[int]
-    logits: torch.Tensor
-    reqs: list[Any]
-    graph: bool
 
 
 def request(rid: str, ids: Sequence[int]) -> Any:
@@ -85,15 +61,6 @@ def request(rid: str, ids: Sequence[int]) -> Any:
     req.logprob_start_len = -1
     req.extend_end = len(req.origin_input_ids)
     return req
-
-
-@torch.no_grad()
-def prefill(runner: Any, reqs: list[Any]) -> Turn:
-    """Run ``reqs`` as one prefill batch."""
-    batch = forward_batch(runner, reqs)
-    output = runner.forward(batch)
-    tokens = runner.sample(output.logits_output, batch)
-    return Turn(tokens.tolist(), output.logits_output.next_token_logits.float().cpu(), reqs, bool(output.can_run_graph))
 
 
 def forward_batch(runner: Any, reqs: list[Any]) -> Any:

@@ -40,7 +40,7 @@ ENV = {
 }
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Keeps large tensors in glibc's heap. By default glibc returns them to the system and faults their pages in again at
-every step, so a chunk of 256 tokens of ``model.LIKE_LARGE`` takes twice as long as one of 220. No device does that."""
+every step, so a slightly larger chunk may take twice as long. No device does that."""
 COMMON = ("--host", HOST, "--dtype", "float32", "--log-level-http", "warning")
 SLEEPS = "--sleep-on-idle"
 """Leaves the cores to others while there is nothing to do, for a second at most."""

@@ -1,4 +1,4 @@
-"""The LAPS router, stock MiniLB and SGLang's Rust gateway: overhead, pools that follow the load, and clients' TTFT."""
+"""The LAPS router, stock MiniLB and SGLang's Rust gateway: overhead and clients' TTFT."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> Piece:
     """Run all routers in front of prefill servers with LAPS on an emulated device. Raises ServerError or
     ConnectionError."""
     device: Device = args.device if args.device.emulated else devices.emulated(DEVICE)
-    count, seconds = (args.prefill or [4])[0], args.seconds or 120.0
+    count, seconds = args.prefill or 4, args.seconds or 120.0
     profile, names = Profile.load(device.laps["profile"]), sorted({router for router, _ in WAYS.values()})
     pool = ("--max-total-tokens", str(devices.POOL_TOKENS), "--enable-metrics", "--enable-cache-report")
     with site(

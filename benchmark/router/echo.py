@@ -6,34 +6,25 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import psutil
 import uvloop
 
 from benchmark.load import client
 from benchmark.load.connection import Target, request
-from benchmark.results import Column, Comparison, Figure, Piece, Table, bars, in_turns, quantile
+from benchmark.results import Column, Comparison, Piece, Table, bars, in_turns, quantile
 from benchmark.rig import servers
-from benchmark.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
+from benchmark.router import ALL, LAPS, STOCK, routers
 
 PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16
-CLIENTS = (1, 8, 32)
-WORKERS, WORKERS_CLIENTS = (1, 4), 32
-WARM_S = 0.5
-"""Warm-up in every round of workers, in which each opens its connections to the servers: idle ones are closed between
-rounds."""
-DIRECT = "direct"
-"""Requests to a back end, without a router."""
+CLIENTS = (1, 32)
 EVENT = b'data: {"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}\n\n'
 REPLY = b'{"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}'
-Loads = dict[str, dict[str, list[dict[str, float]]]]
-"""Load -> router -> figures of each round."""
 COLUMNS = (
     Column("requests/s", ("per_s",)),
     Column("P99 ms", ("p99_ms",), ".1f"),
@@ -74,7 +65,7 @@ class Echo(asyncio.Protocol):
                 self.transport.write(self.whole)
 
 
-async def serve(ports: Sequence[int]) -> None:
+async def serve(ports: list[int]) -> None:
     """Run echo servers on all ``ports`` of loopback, until killed."""
     loop = asyncio.get_running_loop()
     started = [await loop.create_server(Echo, servers.HOST, p, backlog=4096) for p in ports]
@@ -85,127 +76,69 @@ async def serve(ports: Sequence[int]) -> None:
 def back_ends(count: int, out: Path) -> Iterator[list[servers.Server]]:
     """Run ``count`` echo servers in one process."""
     ports = [servers.free_port() for _ in range(count)]
-    command = (sys.executable, "-m", "benchmark.router", "--serve-echo", *map(str, ports))
+    command = (sys.executable, "-m", "benchmark.router.echo", *map(str, ports))
     with servers.running(servers.Server("echo servers", command, ports[0], out / "logs" / "echo.log")) as (first,):
         yield [servers.Server("echo", (), p, first.log, process=first.process, bootstrap_port=8998) for p in ports]
 
 
-def pin(pid: int, cores: set[int]) -> None:
-    """Pin a process to ``cores``, if the machine has more than one."""
+def pin(process: servers.Process | None, core: int) -> None:
+    """Run a process, or this one, on one core, if the machine has more."""
     if len(os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(pid, cores)
+        os.sched_setaffinity(process.pid if process else 0, {core})
 
 
-def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the CPU time of the processes so far (seconds)."""
-    return sum(t.user + t.system for t in (p.cpu_times() for p in processes))
+def cpu_s(server: servers.Server) -> float:
+    """Return the CPU time of a server's processes so far (seconds)."""
+    return sum(t.user + t.system for t in (p.cpu_times() for p in server.family()))
 
 
-def measured(
-    server: servers.Server, behind: servers.Server, stream: bool, clients: int, seconds: float, warm_s: float = 0.0
-) -> dict[str, float]:
-    """Run one round. The CPU time per request at the server (ms) is less sensitive to other work on the machine;
-    further the cores that it, the back ends and the client keep busy."""
+def measured(server: servers.Server, clients: int, seconds: float, *, stream: bool) -> dict[str, float]:
+    """Run one round. The CPU time per request at the router (ms) is less sensitive to other work on the machine."""
     body = request({"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream})
-    target = Target(servers.HOST, server.port)
-    at = {"router": server.family(), "back_ends": behind.family(), "client": [psutil.Process()]}
-    if warm_s:
-        uvloop.run(client.closed(target, [body], clients, warm_s, run_in_s=0.0))
-    before = {name: cpu_s(processes) for name, processes in at.items()}
-    loop = uvloop.run(client.closed(target, [body], clients, seconds, run_in_s=0.0))
+    before = cpu_s(server)
+    loop = uvloop.run(client.closed(Target(servers.HOST, server.port), [body], clients, seconds, run_in_s=0.0))
     if not loop.whole_s:
         raise ConnectionError(f"{server.name} answered nothing")
-    spent = {name: cpu_s(processes) - before[name] for name, processes in at.items()}
-    steady = loop.steady.require(server.name)
     return {
-        "per_s": steady.requests_per_s,
-        "clients": steady.clients,
-        "mean_ttft_s": steady.mean_ttft_s,
-        "littles_ratio": steady.littles_ratio,
-        **{f"p{q}_ms": 1e3 * quantile(loop.whole_s, q) for q in (50, 99)},
+        "per_s": loop.steady.require(server.name).requests_per_s,
+        "p99_ms": 1e3 * quantile(loop.whole_s, 99),
+        "cpu_ms": 1e3 * (cpu_s(server) - before) / len(loop.asked),
         "failed": loop.failed,
-        "cpu_ms": 1e3 * spent["router"] / len(loop.asked),
-        **{f"{name}_cores": s / seconds for name, s in spent.items()},
     }
 
 
-def table(loads: Loads, title: str, first: str, columns: Sequence[Column], names: Sequence[str], note: str) -> Table:
-    """Return a table with a row for each load and router."""
-    seen = {load: Comparison({n: of[n] for n in names}) for load, of in loads.items()}
-    rows = [(load, *row) for load, one in seen.items() for row in one.rows(columns)]
-    return Table(title, (first, "router", *(c.head for c in columns)), rows, note)
-
-
 def run(args: argparse.Namespace) -> Piece:
-    """Run all routers in front of the same instant back ends."""
-    cores, seconds = sorted(os.sched_getaffinity(0)), args.seconds or 3.0
-    routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
-    loads: Loads = {}
-    with ExitStack() as stack:
-        behind = stack.enter_context(back_ends(PREFILLS + DECODES, args.out))
-        up: Mapping[str, servers.Server] = routers(behind[:PREFILLS], behind[PREFILLS:], args.out, ALL)
-        stack.enter_context(servers.running(*up.values()))
-        pin(0, rest)
-        for s, core in ((behind[0], rest), *((r, routers_core) for r in up.values())):
-            assert s.process
-            pin(s.process.pid, core)
-        for stream, clients in product((False, True), CLIENTS):
+    """Run all routers in front of the same instant back ends: the routers on one core, all else on another."""
+    cores, seconds, loads = sorted(os.sched_getaffinity(0)), args.seconds or 3.0, dict[str, Comparison]()
+    with back_ends(PREFILLS + DECODES, args.out) as behind:
+        up = routers(behind[:PREFILLS], behind[PREFILLS:], args.out, ALL)
+        with servers.running(*up.values()):
+            pin(None, cores[-1])
+            pin(behind[0].process, cores[-1])
+            for router in up.values():
+                pin(router.process, cores[0])
+            for stream, clients in product((False, True), CLIENTS):
 
-            def once(_: int, name: str, stream: bool = stream, clients: int = clients) -> dict[str, float]:
-                there, short = up.get(name, behind[-1]), 4 if name == DIRECT else 1
-                return measured(there, behind[0], stream, clients, seconds / short)
+                def once(_: int, name: str, stream: bool = stream, clients: int = clients) -> dict[str, float]:
+                    return measured(up[name], clients, seconds, stream=stream)
 
-            load = f"{'stream' if stream else 'whole'}, {clients} clients"
-            loads[load] = in_turns((*ALL, DIRECT), args.rounds, once, args.say, f"{load}, ")
+                load = f"{'stream' if stream else 'whole'}, {clients} clients"
+                loads[load] = Comparison(in_turns(ALL, args.rounds, once, args.say, f"{load}, "))
     figures = [
-        Comparison(seen).figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
+        seen.figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
         for load, seen in loads.items()
         for what, key, bar in (("requests/s", "per_s", bars.ROUTER_RATE), ("P99 latency", "p99_ms", bars.ROUTER_P99))
     ]
-    title, note = "Routers in front of instant back ends", "CPU: of the router."
     text = (
         "Stock MiniLB, the LAPS router and SGLang's Rust gateway with the policies named, in front of the same "
         f"instant back ends, in turns; medians over {args.rounds} rounds."
     )
-    tables = [table(loads, title, "reply, clients", COLUMNS, ALL, note)]
-    data = {"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES}
-    return Piece("router-echo", "What the router costs", text, 0, tables, figures, data=data)
+    heads = ("reply, clients", "router", *(c.head for c in COLUMNS))
+    rows = [(load, *row) for load, seen in loads.items() for row in seen.rows(COLUMNS)]
+    table = Table("Routers in front of instant back ends", heads, rows, "CPU: of the router.")
+    data = {"loads": {load: seen.rounds for load, seen in loads.items()}, "seconds": seconds}
+    return Piece("router-echo", "What the router costs", text, 0, [table], figures, data=data)
 
 
-def run_workers(args: argparse.Namespace) -> Piece:
-    """Run each number of router processes in front of the same back ends, without pinning."""
-    one, many = names = [f"{n} worker{'s' if n > 1 else ''}" for n in WORKERS]
-    loads, seconds = Loads(), args.seconds or 3.0
-    with ExitStack() as stack:
-        behind = stack.enter_context(back_ends(PREFILLS + DECODES, args.out))
-        up = {
-            name: servers.minilb(
-                behind[:PREFILLS], behind[PREFILLS:], args.out / "logs" / f"router-workers-{n}.log",
-                *FLAGS[LAPS], "--router-workers", str(n), module=MODULES[LAPS], name=name,
-            )
-            for n, name in zip(WORKERS, names, strict=True)
-        }  # fmt: skip
-        stack.enter_context(servers.running(*up.values()))
-        for load in ("whole", "stream"):
-
-            def once(_: int, name: str, stream: bool = load == "stream") -> dict[str, float]:
-                return measured(up[name], behind[0], stream, WORKERS_CLIENTS, seconds, WARM_S)
-
-            loads[load] = in_turns(names, args.rounds, once, args.say, f"{load}, ")
-    seen = {load: Comparison(of) for load, of in loads.items()}
-    figures = [
-        of.figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
-        for load, of in seen.items()
-    ]
-    failed = sum(sum(of.values(name, "failed")) for of in seen.values() for name in names)
-    figures.append(Figure.of(f"router: requests that failed, {one} and {many}", failed, bars.NONE))
-    busy = (Column(name.replace("_", " "), (f"{name}_cores",), ".2f") for name in ("router", "back_ends", "client"))
-    note = "CPU ms: of all the router's processes together. The last three: cores kept busy."
-    text = (
-        f"The LAPS router with {one} and with {many} (`--router-workers`) in front of the same instant back ends, "
-        f"{WORKERS_CLIENTS} clients, in turns; medians over {args.rounds} rounds. Back ends and load client run on the "
-        f"same {psutil.cpu_count()} cores: what they keep busy is not left for the router."
-    )
-    tables = [table(loads, "One worker and several", "reply", (*COLUMNS, *busy), names, note)]
-    data = {"loads": loads, "seconds": seconds, "clients": WORKERS_CLIENTS, "prefill": PREFILLS, "decode": DECODES}
-    return Piece("router-workers", "What more router processes are worth", text, 0, tables, figures, data=data)
+if __name__ == "__main__":
+    uvloop.run(serve([int(port) for port in sys.argv[1:]]))

@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> Piece:
     """Measure TTFT behind each router; stock prefill servers unless LAPS's are asked for, so that the difference is the
     router's alone. Raises ServerError or ConnectionError."""
     device: Device = args.device
-    count, own = (args.prefill or [3])[0], device.name != CPU
+    count, own = args.prefill or 3, device.name != CPU
+    names = (STOCK, LAPS) if count == TWO else ALL
     # A smaller model than for a single server: several share the cores.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
     variant, seconds = LAPS_PREFILL if args.laps_prefill else FCFS, args.seconds or 20.0
     prefill, decode = ("--max-total-tokens", "65536"), ("--max-total-tokens", "262144")
-    with site(device, checkpoint, variant, count, ALL, args.out, args.say, prefill=prefill, decode=decode) as up:
+    with site(device, checkpoint, variant, count, names, args.out, args.say, prefill=prefill, decode=decode) as up:
         alone = [Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 6
         alone_s = statistics.median(asyncio.run(client.one_by_one(up.routers[STOCK], bodies(alone, 0)))[1:])
         # Without emulated devices servers share this machine's cores, which limit how many run at a time.
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> Piece:
             up.flush()
             return brief(asyncio.run(client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)))
 
-        seen = in_turns(ALL, args.rounds, once, args.say)
+        seen = in_turns(names, args.rounds, once, args.say)
     settings = {
         "prefill": count, "laps": args.laps_prefill, "device": device.what if own else "this machine",
         "document_alone_s": alone_s, "documents_per_s": documents_per_s, "turns_per_s": TURNS_PER_S,
@@ -92,9 +93,9 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
     for kind, bar in ((SHORT, bars.BEHIND_ROUTER), (LONG, bars.BEHIND_ROUTER_LONG)):
         best = best_other(found, kind, {LAPS})
         for name in sorted({STOCK, best}):
-            title = f"{kind} P90 TTFT behind the router, laps / {name}" + (" (the best)" if name == best else "")
+            title = f"{kind} P90 TTFT behind the router, laps / {name}" + ("" if few or name != best else " (the best)")
             # Two servers leave little choice: the bar is that neither class loses.
-            against = bars.NO_LOSS if few and name == STOCK else bar if not few and name == best else None
+            against = bars.NO_LOSS if few else bar if name == best else None
             judged.append(found.figure(title, LAPS, name, (kind, "p90_ms"), against))
     text = (
         f"{settings['prefill']} real prefill servers ({'LAPS' if settings['laps'] else 'stock'}) on "

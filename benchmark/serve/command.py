@@ -4,12 +4,11 @@
     python -m benchmark.serve --workload turns --pd                      # through router and decode server
     python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
     python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
-    python -m benchmark.serve --base-url http://host:30000               # a server that runs already
-    python -m benchmark.serve --check-client                             # this client next to SGLang's bench_serving
 
 Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
 ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
-to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop.
+to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop, or on an
+emulated device by its profile.
 
 Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. SGLang caches no
 prefix of such requests, so only new tokens are sent; --pd shows reuse. An emulated device caches them where the prompts
@@ -21,7 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,17 +28,15 @@ from pathlib import Path
 from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
-from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
-from benchmark.rig.fleet import Fleet, Running, warm_up
-from benchmark.serve import check, tables
-from benchmark.serve.compare import Bench, Compared, Points, Settings
+from benchmark.rig.fleet import Fleet
+from benchmark.serve import tables
+from benchmark.serve.compare import SIMULATED, Bench, Compared, Points, Settings, simulated
 
 BASE = variants.FCFS
-THERE = "the server"
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Clients of closed loops."""
 LONG_CHUNKS = 4
@@ -57,16 +54,15 @@ def options(p: Parser) -> None:
     p.add_argument("--variant", action="append", default=[], metavar="NAME='[VARIABLE=VALUE] ARGS'", help=words)
     p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
-    p.add_argument("--capacity", type=positive, metavar="RATE", help="what to take for capacity, requests/s (measured)")
+    p.add_argument(
+        "--capacity", type=positive, metavar="RATE", help="capacity, requests/s (measured; simulated if emulated)"
+    )
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
     p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
-    p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
-    p.add_argument("--base-url", metavar="URL", help="use the server at URL; none is started")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=at_least(512), help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
-    p.add_argument("--check-client", action="store_true", help="only compare this client with sglang.bench_serving")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -76,11 +72,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     given = [variants.given(text) for text in args.variant]
     names = args.variants.split(",") if args.variants else list(device.variants)
     found = variants.chosen(names, given, cuda=device.name == CUDA)
-    if args.base_url:
-        if args.variants or args.variant or args.pd or args.check_client:
-            raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
-        Target.of(args.base_url)
-        found = [variants.Variant(THERE, ())]
     names = [v.name for v in found]
     if args.against and args.against not in names:
         raise ValueError(f"--against {args.against!r} is not among the variants: {', '.join(names)}")
@@ -118,6 +109,8 @@ def piece_of_open(
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
     kind = "short prompts" if isinstance(workload, named.Sea) else "prompts"
     measured = f"that {compared.measured.on} does in a closed loop of the workload's {kind}"
+    if compared.measured.on == SIMULATED:
+        measured = f"that {SIMULATED} does with all of them waiting"
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
         f"requests/s {'given as capacity' if settings.capacity_per_s else measured}, {offered:.1f} requests/s in the "
@@ -128,7 +121,7 @@ def piece_of_open(
     data = {
         "settings": vars(settings), "measured": compared.measured.as_dict(), "rounds": compared.comparison.rounds,
         "pooled": {n: compared.pooled(n) for n in seen}, "busy": compared.busy,
-        "goodput_per_s": compared.goodput_per_s, "curves_ms": curves,
+        "curves_ms": curves,
     }  # fmt: skip
     return Piece(
         name, title, text, settings.seed, [*tables.results(compared, title), *over],
@@ -143,32 +136,24 @@ def how_served(device: Device, pd: bool, new_only: bool) -> str:
     return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
 
-def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
-    """Yield the pieces of the command, and their folders."""
-    if args.check_client:
-        out = args.out or model.REPO / "out" / "client-check"
-        yield check.run(args, out), out
-    else:
-        yield from compared(args)
-
-
-def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
-    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given."""
+def compared(
+    args: argparse.Namespace, up: Fleet | None = None, done: Callable[[Compared], None] = lambda _: None
+) -> Iterator[tuple[Piece, Path]]:
+    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
+    ``done``: takes the answers of each open load."""
     device, longest, say = args.device, args.device.longest, args.say
-    running = Running.at(args.base_url) if args.base_url else None
-    prefill_only = running.prefill_only if running else not args.pd
     scale = named.Scale(longest, min(longest, LONG_CHUNKS * device.chunk))
     reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
-    if reuses and device.emulated and not (running or args.pd):
+    if reuses and device.emulated and not args.pd:
         device = device.with_prefixes()
-    reuse = device.prefixes or not prefill_only
+    reuse = device.prefixes or args.pd
     kind = SessionPrompts if device.prefixes else Prompts
-    prompts = kind(device.vocabulary, args.seed, longest, reuse, prefill_only)
+    prompts = kind(device.vocabulary, args.seed, longest, reuse, not args.pd)
     names = [v.name for v in args.variants]
     settings = Settings(
         args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest, capacity_per_s=args.capacity
     )
-    how = f"The server at {running.url.url}." if running else how_served(device, args.pd, new_only=not reuse)
+    how = how_served(device, args.pd, new_only=not reuse)
     # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
     folders = [(args.out or model.REPO / "out") / f"{'' if args.out else 'serve-'}{prefix}{w}" for w in args.workload]
@@ -176,19 +161,20 @@ def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tupl
         folders = [args.out]
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd, together)
-    with nullcontext() if up or running else fleet:
-        bench = Bench(running or fleet, names, prompts, settings, say)
-        if running:
-            warm_up(running.url, prompts, longest)
+    with nullcontext() if up else fleet:
+        bench, lone = Bench(fleet, names, prompts, settings, say), None
         for name, out in zip(args.workload, folders, strict=True):
             workload = named.make("lmsys" if name == named.CLOSED else name, scale)
             if name == named.CLOSED:
                 yield piece_of_closed(bench.closed(workload, args.concurrency), how, args, out), out
                 continue
-            measured = bench.measure(base_of(names, None), workload)
+            if device.emulated:
+                measured = simulated(device, workload, settings)
+            else:
+                measured = bench.measure(base_of(names, None), workload, lone)
+            lone = measured.lone
             seen = bench.run(workload, measured)
-            if args.goodput:
-                seen.goodput_per_s = bench.goodput(workload, measured)
+            done(seen)
             yield piece_of_open(prefix + name, seen, workload, args.against, settings, how, out), out
 
 
@@ -206,5 +192,5 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
 
 
-COMMAND = Command("benchmark.serve", __doc__, run, options, check_arguments, rounds=5, seed=1, seconds=10.0)
+COMMAND = Command("benchmark.serve", __doc__, compared, options, check_arguments, rounds=5, seed=1, seconds=10.0)
 main = COMMAND.main

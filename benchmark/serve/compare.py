@@ -6,15 +6,14 @@ Stock fcfs is measured first, in the same run: lone prefills, and the capacity i
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.little import Steady
 from laps_plan.traffic.named import Offer, Workload
@@ -23,16 +22,17 @@ from benchmark.load import client
 from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import KINDS, Comparison, Slo, highest, in_turns, quantile
+from benchmark.results import Comparison, Slo, in_turns, quantile
 from benchmark.results.metrics import figures
-from benchmark.rig.fleet import Fleet, Running, busy_s, flush
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import Fleet, busy_s, flush
+from benchmark.sim.loads import offer
 
 PATIENCE_S = 60.0
 CLIENTS = 32
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
-GOAL, MOST = 0.9, 1.6
-"""Share of each class within its SLO from which a rate counts as sustained; the highest one tried, over capacity."""
+SIMULATED = "fcfs, simulated,"
 
 Points = dict[int, dict[str, dict[str, Any]]]
 """clients -> variant -> figure -> one value per round."""
@@ -65,10 +65,14 @@ class Lone:
         return float(np.interp(new, self.tokens, self.seconds)) * max(1.0, new / self.tokens[-1])
 
 
+def lengths(longest: int) -> tuple[int, ...]:
+    """Return the tokens of prompts whose lone TTFT is to be known."""
+    return tuple(sorted({n for n in LADDER if n < longest} | {longest}))
+
+
 def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
     """Measure the lone TTFT: medians. Raises ConnectionError."""
-    tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
-    seconds: list[float] = []
+    tokens, seconds = lengths(longest), list[float]()
     for n in reversed(tokens):
         # The first is not counted; long ones vary less and are repeated less often.
         few = repeats if n > 1024 else 3 * repeats
@@ -124,9 +128,15 @@ class Measured:
         offer = Offer(settings.utilisation, settings.span_s, self.capacity_per_s, self.lone)
         return workload.arrivals(offer, random.Random(seed))
 
-    def rate(self, workload: Workload, settings: Settings) -> float:
-        """Return the requests/s of a load; 0 where none is offered."""
-        return len(self.arrivals(workload, settings, 0)) / settings.span_s if settings.utilisation else 0.0
+
+def simulated(device: Device, workload: Workload, settings: Settings) -> Measured:
+    """Return what stock fcfs does on an emulated device, by its profile: closed loops of few slow requests would have
+    to be long."""
+    profile = Profile.load(device.laps["profile"])
+    offered = offer(workload, settings.utilisation, profile, settings.seed, span_s=settings.span_s, chunk=device.chunk)
+    tokens = lengths(settings.longest)
+    lone = Lone(tokens, tuple(offered.lone_s(n) for n in tokens))
+    return Measured(lone, settings.capacity_per_s or offered.capacity_per_s, SIMULATED)
 
 
 @dataclass
@@ -138,8 +148,6 @@ class Compared:
     answers: dict[str, list[list[Answer]]]
     busy: dict[str, list[float]] = field(default_factory=dict)
     """Busy share of the device in each round, reported by LAPS servers."""
-    goodput_per_s: dict[str, float] = field(default_factory=dict)
-    """Highest rate (requests/s) that kept GOAL of each class within its SLO."""
 
     @property
     def comparison(self) -> Comparison:
@@ -156,7 +164,7 @@ class Compared:
 class Bench:
     """Runs loads on the servers, in turns."""
 
-    servers: Fleet | Running
+    servers: Fleet
     names: Sequence[str]
     """Variants to compare."""
     prompts: Prompts
@@ -193,20 +201,6 @@ class Bench:
 
         answers = in_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
         return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
-
-    def goodput(self, workload: Workload, measured: Measured) -> dict[str, float]:
-        """Return the highest rate (requests/s) with GOAL of each class within its SLO, by bisection; 0 if even the
-        lowest rate tried does not keep it. Every variant gets the same arrivals at the same rate."""
-        slo, seed = Slo(self.settings.slo_factor, measured.lone), self.settings.seed * 1000 + 500
-
-        def kept(name: str, utilisation: float) -> bool:
-            self.say(f"{workload.name}: goodput of {name}, {utilisation:.2f} of capacity")
-            offered = replace(self.settings, utilisation=utilisation)
-            found = figures(self._load(name, measured.arrivals(workload, offered, seed), seed), slo)
-            return all(math.isnan(s) or s >= GOAL for s in (found[kind]["goodput"] for kind in KINDS))
-
-        shares = {name: highest(partial(kept, name), MOST, 5) for name in self.names}
-        return {name: measured.rate(workload, replace(self.settings, utilisation=u)) for name, u in shares.items()}
 
     def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
         """Run closed loops. Raises ConnectionError if a request fails."""

@@ -1,12 +1,11 @@
 """Benefit and cost of slices: a short request that meets a long batch, and long requests that meet none.
 
-    python -m benchmark.serve.slices [--rounds 5] [--tokens 8192] [--out out/slices]
-    python -m benchmark.serve.slices --loop overlap --no-tp                    # on the CPU, in SGLang's default loop
-    python -m benchmark.serve.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time
+    ./run bench slices [--rounds 5] [--tokens 8192] [--out out/slices]
+    ./run bench slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time
 
-Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
-Then both on two tensor-parallel ranks, for the cost of their agreement at each boundary. A slice is one layer here, the
-smallest possible. LAPS with ``slice_ms`` 0 is no baseline: it cuts such a prompt into smaller chunks instead.
+Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS. A
+slice is one layer here, the smallest possible. LAPS with ``slice_ms`` 0 is no baseline: it cuts such a prompt into
+smaller chunks instead.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, in_turns, quantile, ratio
 from benchmark.results.bars import LONE, NO_MORE
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, Device
+from benchmark.rig import devices
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
 
 NAMES = (FCFS, LAPS)
 SHORT_TOKENS = 64
@@ -41,7 +40,6 @@ WITHIN = (0.1, 0.8)
 """Arrival of the short request, as shares of the long one's lone time."""
 HOST_MS = 1.0
 """Most time (ms) to launch the short batch beyond the current slice."""
-TP = 2
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Seen:
     """Short requests that arrived in the middle of a long batch."""
 
 
-def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> tuple[list[float], ...]:
+def one_round(target: Target, prompts: Prompts, tokens: int, seed: int) -> tuple[list[float], ...]:
     """Run short requests alone, long ones alone, and both together; return their TTFTs. Raises ConnectionError if a
     request fails."""
     rng = random.Random(seed)
@@ -62,9 +60,8 @@ def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet:
     shorts = asyncio.run(client.one_by_one(target, prompts.bodies([short] * (SHORTS + 1), seed)))[1:]
     longs = asyncio.run(client.one_by_one(target, prompts.bodies([long] * LONGS, seed + 1)))
     met = []
-    for i in range(MEETINGS if meet else 0):
-        at_s = statistics.median(longs) * rng.uniform(*WITHIN)
-        jobs = [long, Job(at_s, SHORT_TOKENS)]
+    for i in range(MEETINGS):
+        jobs = [long, Job(statistics.median(longs) * rng.uniform(*WITHIN), SHORT_TOKENS)]
         answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, seed + 2 + i), 60.0))
         if any(a.ttft_s is None for a in answers):
             raise ConnectionError(f"a request to {target.url} failed")
@@ -72,14 +69,14 @@ def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet:
     return shorts, longs, met
 
 
-def measure(fleet: Fleet, names: Sequence[str], args: argparse.Namespace, *, meet: bool) -> dict[str, Seen]:
+def measure(fleet: Fleet, rounds: int, tokens: int, seed: int) -> dict[str, Seen]:
     """Run all rounds, interleaved."""
 
     def once(i: int, name: str) -> tuple[list[float], ...]:
-        return one_round(fleet.target(name), fleet.prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
+        return one_round(fleet.target(name), fleet.prompts, tokens, seed * 1000 + 100 * i)
 
-    seen = in_turns(names, args.rounds, once, fleet.say)
-    return {name: Seen(*map(list, zip(*rounds, strict=True))) for name, rounds in seen.items()}
+    seen = in_turns(NAMES, rounds, once, fleet.say)
+    return {name: Seen(*map(list, zip(*of, strict=True))) for name, of in seen.items()}
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -129,68 +126,36 @@ def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Fi
     return Figure.of("blocking time, P99 (ms)", quantile(waits, 99), bar, len(laps.met))
 
 
-def boundary_cost(seen: dict[str, Seen], layers: int) -> Figure:
-    """Return the cost of each boundary on two ranks (ms): the difference over the boundaries of one prompt."""
-    more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[FCFS].long), strict=True)]
-    per = [1e3 * d / (layers - 1) for d in more]
-    return Figure(f"boundary at TP {TP}: ms each", statistics.median(per), low=min(per), high=max(per), rounds=len(per))
-
-
-def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
-    """Return one row per variant."""
-    return [
-        (
-            name + mark,
-            *(f"{quantile(flat_ms(of), q):.1f}" if flat_ms(of) else "-" for of in (s.short, s.met) for q in (50, 90)),
-            f"{quantile(flat_ms(s.long), 50):.0f}",
-        )
-        for name, s in seen.items()
-    ]
-
-
 def options(p: Parser) -> None:
     """Add the options of this command."""
     words = "length of the long prompt, in one chunk (8192)"
     p.add_argument("--tokens", type=at_least(512), default=8192, help=words)
-    p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     devices.add_device(p)
-    devices.add_loop(p)
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """Run both fleets, one after the other."""
-    device = replace(args.device.in_loop(args.loop), chunk=args.tokens)
-    prompts, found = Prompts(device.vocabulary, args.seed, args.tokens), [BUILT_IN[name] for name in NAMES]
-    with Fleet(device, found, prompts, args.out, args.say) as fleet:
-        seen = measure(fleet, NAMES, args, meet=True)
-    piece = piece_of(seen, device, args)
-    piece.text += f" SGLang's {args.loop} loop." if args.loop else ""
-    if args.no_tp or device.name != CPU:
-        return piece
-    # Saved now, in case the rest fails.
-    piece.write(args.out)
-    two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found]
-    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
-    # SGLang's loader for CPUs cannot share one KV head among ranks.
-    shape = replace(devices.CPU_SHAPE, kv_heads=TP)
-    pair = replace(device, env={**device.env, **cores}, checkpoint=lambda: model.make(devices.MODELS, shape))
-    with Fleet(pair, two, prompts, args.out / "tp", args.say) as fleet:
-        ranks = measure(fleet, NAMES, args, meet=False)
-    piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
-    piece.figures.append(boundary_cost(ranks, device.layers))
-    piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
-    piece.text += " Two ranks share the cores of the one server: their times are not to be compared with its."
-    return piece
+    """Measure both servers."""
+    device = replace(args.device, chunk=args.tokens)
+    prompts = Prompts(device.vocabulary, args.seed, args.tokens)
+    with Fleet(device, [BUILT_IN[name] for name in NAMES], prompts, args.out, args.say) as fleet:
+        return piece_of(measure(fleet, args.rounds, args.tokens, args.seed), device, args.tokens, args.seed)
 
 
-def piece_of(seen: dict[str, Seen], device: Device, args: argparse.Namespace) -> Piece:
-    """Return the piece measured on one rank."""
+def piece_of(seen: dict[str, Seen], device: Device, tokens: int, seed: int) -> Piece:
+    """Return the piece."""
     heads = ("variant", "short alone P50", "P90", "short that meets a long one P50", "P90", "long alone P50")
-    note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {args.tokens} in one chunk of {device.layers} layers."
-    text = f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns."
-    told, data = figures(seen, device.layers, args.tokens), {name: vars(s) for name, s in seen.items()}
+    rows = [
+        (
+            name, *(f"{quantile(flat_ms(of), q):.1f}" for of in (s.short, s.met) for q in (50, 90)),
+            f"{quantile(flat_ms(s.long), 50):.0f}",
+        )
+        for name, s in seen.items()
+    ]  # fmt: skip
+    note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {tokens} in one chunk of {device.layers} layers."
+    text = f"A prefill server alone, {device.what}; {len(seen[LAPS].met)} rounds, the servers in turns."
+    told, data = figures(seen, device.layers, tokens), {name: vars(s) for name, s in seen.items()}
     told.append(blocking(seen[LAPS], device.slow, LapsConfig().slice_ms if device.emulated else None))
-    return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, rows(seen), note)], told, data=data)
+    return Piece("slices", "Slices", text, seed, [Table("Slices", heads, rows, note)], told, data=data)
 
 
 COMMAND = Command("./run bench slices", __doc__, run, options, out="slices", rounds=5, seed=1, every=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
 from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
-from benchmark.serve.compare import GOAL, Compared, Points
+from benchmark.serve.compare import Compared, Points
 
 RATIOS = {
     **{f"{kind} P{q} TTFT": (kind, f"p{q}_ms") for kind in KINDS for q in (50, 90)},
@@ -29,7 +29,6 @@ RESULTS = (
     FAILED,
 )
 IN_TIME = tuple(Column(f"{kind} in time %", (kind, "goodput"), ".1f", scale=100.0) for kind in KINDS)
-GOODPUT = Column("goodput /s", ("goodput_per_s",), ".1f")
 FAIR = (
     *(
         Column(f"{kind} slowdown {q}", (kind, f"slowdown_{q.lower()}"), ".1f")
@@ -42,8 +41,7 @@ FAIR = (
 
 def results(compared: Compared, title: str) -> list[Table]:
     """Return a table of TTFT and throughput, and one of fairness and SLO."""
-    goodput = compared.goodput_per_s
-    pooled = Comparison({n: [{**compared.pooled(n), "goodput_per_s": goodput.get(n)}] for n in compared.answers})
+    pooled = Comparison({n: [compared.pooled(n)] for n in compared.answers})
     note = (
         "TTFT in ms over the requests of all rounds, both classes in the means; rates are medians over rounds. Short: "
         "up to 256 new tokens."
@@ -52,12 +50,9 @@ def results(compared: Compared, title: str) -> list[Table]:
         f"In time: TTFT at most {compared.slo.factor:g} times that of a prompt of so many new tokens alone. Slowdown: "
         "TTFT over that lone TTFT. Wait: TTFT less it."
     )
-    if goodput:
-        fair += f" Goodput: highest offered requests/s that keep {100 * GOAL:.0f}% of each class in time."
-    columns = (*IN_TIME, *([GOODPUT] if goodput else []), *FAIR)
     return [
         pooled.table(title, "variant", RESULTS, note),
-        pooled.table("In time, slowdown, longest wait", "variant", columns, fair),
+        pooled.table("In time, slowdown, longest wait", "variant", (*IN_TIME, *FAIR), fair),
     ]
 
 

@@ -1,6 +1,5 @@
 """Studies made with the simulator (``laps_plan.sim``).
 
-python -m benchmark.sim.groups     data-parallel attention ranks: the joint plan against each rank for itself
 python -m benchmark.sim.rules      what each rule of the policy is worth: one at a time is taken out
 python -m benchmark.sim.colocated  servers that decode, too: LAPS against the best of SGLang's settings
 python -m benchmark.sim.goodput    the highest rate at which requests meet objectives of their own

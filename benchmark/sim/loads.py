@@ -12,12 +12,10 @@ from typing import Any, Literal, NamedTuple
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.variants import VARIANTS, run
-from laps_plan.traffic import named
+from laps_plan.traffic import named, traces, turns
 from laps_plan.traffic.job import LONG, Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import TURNAROUND_S, Closed, Open, Stream, Trace
-
-from benchmark.sim import groups
 
 CHUNK = 8192
 SCALE = named.Scale(65_536, 4 * CHUNK)
@@ -34,8 +32,12 @@ BURST, BURST_RATE = 6.0, 0.5
 """Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
 TIGHT = 80_000, 1.0
 """KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
-GROUP_LOAD = 0.7
-"""Load of ranks that plan together, as a share of what stock serves (0..1)."""
+RANKS_PER_S = {"azure_conv": 30.8, "mooncake_synthetic": 2.38, "agents": 1.33}
+"""Requests/s of ranks that plan together, 8 of DeepSeek-V3: 70% of what fcfs with its best chunk serves."""
+RANKS_LONGEST, THINK_S, TOKEN_S = 131_072, 30.0, 0.02
+"""Longest prompt there (tokens); longest pause of agents, and a token of their output (seconds)."""
+AGENTS_S = 2400.0
+"""Length of a simulation of agents there (seconds); of the other loads each seed has a third of the trace."""
 SERVERS = 4
 """Prefill servers behind a router."""
 SAMPLE = 600
@@ -108,10 +110,10 @@ def offer(
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One load: an open one, a closed loop, or one of ``groups``."""
+    """One load: an open one, a closed loop, or one of RANKS_PER_S."""
 
     what: named.Workload | Sizes | str
-    """Workload of an open load, lengths of a closed loop or of bursts, name of a load of ``groups``."""
+    """Workload of an open load, lengths of a closed loop or of bursts, name in RANKS_PER_S."""
     share: float = 0.0
     """Offered work over what stock serves on one server."""
     requests: int = 1000
@@ -136,7 +138,7 @@ class Load:
     def stream(self, profile: Profile, requests: int, seed: int) -> Stream:
         """Return a new stream of so many requests."""
         if isinstance(self.what, str):
-            return groups.load(self.what, GROUP_LOAD * groups.CAPACITY[self.what], seed)
+            return Trace(_of_ranks(self.what, seed))
         if isinstance(self.what, named.Workload):
             return Trace(_arrivals(self, profile.name, requests, seed))
         if self.clients:
@@ -160,6 +162,20 @@ def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
         alone_s = lone_s(profile, [job.new for job in jobs], [job.cached for job in jobs], CHUNK)
         jobs = [replace(job, slo_s=DEADLINE * float(s)) for job, s in zip(jobs, alone_s, strict=True)]
     return jobs
+
+
+def _of_ranks(name: str, seed: int) -> Sequence[Job]:
+    """Return the jobs of a load for ranks that plan together."""
+    rate = RANKS_PER_S[name]
+    if name == "agents":
+        sessions = turns.agents(RANKS_LONGEST, THINK_S, TOKEN_S)
+        return turns.jobs(turns.stretches(sessions, 11, rate, AGENTS_S, random.Random(f"{name}/{seed}")))
+    rows = traces.read(name)
+    third = len(rows) // 3
+    part = rows[seed % 3 * third :][:third]
+    stretch = third / rate / (part[-1].at_s - part[0].at_s)
+    cut = [(row.at_s, min(RANKS_LONGEST, row.new), row.cached) for row in part]
+    return [Job((at - part[0].at_s) * stretch, new, min(RANKS_LONGEST - new, old)) for at, new, old in cut]
 
 
 def _closed(sizes: Sizes, clients: int, requests: int = 1000, pause: Pause = FAR) -> Load:
@@ -192,7 +208,7 @@ LOADS: dict[str, Load] = {
     "mix 90%, deadlines": Load(MIXED, 0.9, deadlines=True),
     "mooncake 60%, tight": Load(MOONCAKE, 0.6, 200, kind="memory", memory=TIGHT),
     "mix 70%, tight": Load(MIXED, 0.7, 1500, kind="memory", memory=(TIGHT[0] // 4, TIGHT[1])),
-    **{f"{name}, ranks": Load(name, kind="group") for name in ("agents", "mooncake_synthetic", "azure_conv")},
+    **{f"{name}, ranks": Load(name, kind="group") for name in RANKS_PER_S},
     "mix 70%, fleet": _fleet(MIXED, 6000),
     "azure 70%, fleet": _fleet(AZURE, 3000),
     "agents 70%, fleet": _fleet(AGENTS, 1500),

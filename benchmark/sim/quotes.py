@@ -1,7 +1,6 @@
 """Quoted times to first token against what became of them, in the simulator.
 
-python -m benchmark.sim.quotes
-python -m benchmark.sim.quotes --profiles cpu --loads azure --shares 0.85
+    python -m benchmark.sim.quotes [--profiles NAME...] [--loads NAME...] [--shares 0.5 0.85] [--overlap]
 
 Each load runs at shares of what stock fcfs can do; all outcomes count, the first too.
 """
@@ -27,10 +26,8 @@ from benchmark.results.bars import INSIDE
 from benchmark.sim.loads import CHUNK, SCALE, offer
 
 LOADS = ("poisson", "azure", "code", "agents")
-PROFILES = ("h200-qwen3-8b", "cpu")
+PROFILES = ("h200-qwen3-8b", "h200-qwen3-32b")
 SHARES = (0.5, 0.85)
-SCALES = {"cpu": named.Scale(4096, 2048)}
-"""Lengths where those of a GPU are too long."""
 HEADS = ("", "requests", "inside", "short", "long", "below", "above", "width short", "long", "above the bound")
 
 
@@ -51,7 +48,7 @@ def run(args: argparse.Namespace) -> Piece:
     table = Table("Outcomes against the quoted interval", HEADS, [])
     piece = Piece("sim-quotes", "Quoted times to first token", text, args.seed, [table])
     for name, load, share in product(args.profiles, args.loads, args.shares):
-        profile, workload = Profile.load(name), named.make(load, SCALES.get(name, SCALE))
+        profile, workload = Profile.load(name), named.make(load, SCALE)
         offered = offer(workload, share, profile, args.seed, requests=args.requests)
         trace = Trace(workload.arrivals(offered, random.Random(args.seed)))
         found = quoting.run(trace, profile, chunk=CHUNK, overlap=args.overlap, seed=args.seed)

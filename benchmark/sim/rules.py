@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,15 +33,11 @@ from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, SERVERS, Kind, Load
 from benchmark.sim.without import ALL, Rule
 
 PROFILES = ("h200-qwen3-8b", "h200-qwen3-30b-a3b", "h200-qwen3-32b")
-OVERLAP, NORMAL = "overlap", "normal"
 GROUP = "h200-deepseek-v3-dp8"
-PLACES: Mapping[Kind, Sequence[tuple[str, str]]] = {
-    "policy": (*((OVERLAP, p) for p in PROFILES), (NORMAL, PROFILES[0])),
-    "memory": ((OVERLAP, PROFILES[0]), (OVERLAP, PROFILES[2])),
-    "group": ((NORMAL, GROUP),),
-    "router": ((OVERLAP, PROFILES[0]), (OVERLAP, PROFILES[1])),
-}
-"""Event loops and profiles that each kind of rules is tried with."""
+PLACES: Mapping[Kind, Sequence[str]] = {
+    "policy": PROFILES, "memory": (PROFILES[0], PROFILES[2]), "group": (GROUP,), "router": PROFILES[:2],
+}  # fmt: skip
+"""Profiles that each kind of rules is tried with; in the overlap loop, which groups do not have."""
 FIRST_SEED = 101
 WARM = 0.05
 MOVED = 0.03
@@ -126,12 +124,11 @@ def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
 class Case(NamedTuple):
     """Case in which a rule was taken out."""
 
-    loop: str
     profile: str
     load: str
 
     def __str__(self) -> str:
-        return f"{self.load}, {short_name(self.profile)}" + ("" if self.loop == OVERLAP else f", {self.loop} loop")
+        return f"{self.load}, {self.profile.removeprefix('h200-qwen3-')}"
 
 
 Found = dict[str, dict[Case, Effects]]
@@ -140,39 +137,46 @@ Today = dict[Case, list[Seen]]
 """Figures with all rules, of each seed."""
 
 
-def short_name(profile: str) -> str:
-    """Return the short name of a profile, for tables."""
-    return profile.removeprefix("h200-qwen3-")
-
-
-def simulated(load: Load, profile: Profile, rule: Rule | None, *, loop: str, seed: int, times: int) -> Seen:
+def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, times: int) -> Seen:
     """Run one simulation, without `rule` if there is one. `times`: so many times the requests."""
     seen_as = load.profile(profile)
     stream = load.stream(seen_as, times * load.requests, seed)
     with rule.taken_out() if rule else nullcontext():
         outcome = run(
             VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
-            knobs=rule.knobs if rule else {}, overlap=loop == OVERLAP, seed=seed, memory=load.memory,
+            knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
             servers=load.servers, router="pools", alloc=AllocConfig(**rule.alloc) if rule else None,
         )  # fmt: skip
     return Seen.of(outcome, load)
 
 
-def study(rules: Sequence[Rule], args: argparse.Namespace) -> tuple[Found, Today]:
-    """Return the effects of each rule, and the figures with all of them."""
-    found: Found = {rule.name: {} for rule in rules}
+def tried(case: Case, names: Sequence[str], seeds: Sequence[int], times: int) -> tuple[list[Seen], dict[str, Effects]]:
+    """Return the figures of one case with all rules, and the effects of those in ``names`` that are for it."""
+    load = LOADS[case.load]
+    once = partial(simulated, load, Profile.load(case.profile), times=times)
+    today = [once(None, seed=seed) for seed in seeds]
+    mine = [r for r in ALL if r.name in names and r.kind == load.kind and (load.deadlines or not r.deadlines)]
+    return today, {r.name: effects([once(r, seed=seed) for seed in seeds], today) for r in mine}
+
+
+def study(names: Sequence[str], args: argparse.Namespace) -> tuple[Found, Today]:
+    """Return the effects of each rule, and the figures with all of them; a case on each core."""
+    kinds = {rule.kind for rule in ALL if rule.name in names}
+    cases = [
+        Case(profile, name)
+        for name in args.loads
+        for profile in PLACES[LOADS[name].kind]
+        if profile in args.profiles and LOADS[name].kind in kinds
+    ]
+    found: Found = {name: {} for name in names}
     today: Today = {}
-    for name in args.loads:
-        load = LOADS[name]
-        mine = [rule for rule in rules if rule.kind == load.kind and (load.deadlines or not rule.deadlines)]
-        for loop, profile in PLACES[load.kind] if any(rule.kind == load.kind for rule in rules) else ():
-            if profile not in args.profiles:
-                continue
-            case, seeds = Case(loop, profile, name), range(args.seed, args.seed + args.seeds)
-            once = partial(simulated, load, Profile.load(profile), loop=loop, times=args.times)
-            today[case] = [once(None, seed=seed) for seed in seeds]
-            for rule in mine:
-                found[rule.name][case] = effects([once(rule, seed=seed) for seed in seeds], today[case])
+    seeds = range(args.seed, args.seed + args.seeds)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        each = pool.map(partial(tried, names=names, seeds=seeds, times=args.times), cases)
+        for case, (seen, by) in zip(cases, each, strict=True):
+            today[case] = seen
+            for name, one in by.items():
+                found[name][case] = one
             args.say(str(case))
     return found, today
 
@@ -201,16 +205,16 @@ def summary(found: Found, rules: Sequence[Rule]) -> Table:
     return Table("What each rule is worth", heads, rows)
 
 
-def matrix(found: Found, rules: Sequence[Rule], loop: str, profile: str) -> Table:
-    """Return the ratios that moved in each case of one profile in one loop."""
+def matrix(found: Found, rules: Sequence[Rule], profile: str) -> Table:
+    """Return the ratios that moved in each case of one profile."""
     loads = list(dict.fromkeys(c.load for cases in found.values() for c in cases))
-    cells = {(rule, c.load): cell(by) for rule, of in found.items() for c, by in of.items() if c[:2] == (loop, profile)}
+    cells = {(rule, c.load): cell(by) for rule, of in found.items() for c, by in of.items() if c.profile == profile}
     rows = [(rule.name, *(cells.get((rule.name, load), "-") for load in loads)) for rule in rules]
     note = (
         "S short P90, L long P90, M mean TTFT, D mean slowdown, R requests/s, T share in time: without the rule over "
         f"with it, where that moved by more than {MOVED:.0%} and all seeds agree on the direction."
     )
-    return Table(f"{profile}, {loop} loop", ("", *loads), rows, note)
+    return Table(profile, ("", *loads), rows, note)
 
 
 def raw(found: Found, today: Mapping[Case, Sequence[Seen]]) -> dict[str, Any]:
@@ -238,20 +242,20 @@ def options(p: Parser) -> None:
 def measure(args: argparse.Namespace) -> Piece:
     """Take out the rules that are asked for."""
     rules = [r for r in ALL if r.name in args.rules]
-    found, today = study(rules, args)
+    found, today = study([r.name for r in rules], args)
     text = (
         "Each line is the policy without one of its rules, on the same arrivals. "
-        f'{args.seeds} seeds; the overlap loop on all profiles, the normal one on {short_name(PROFILES[0])}. "Near" '
+        f'{args.seeds} seeds; the overlap loop, but for ranks. "Near" '
         f'clients are back within a millisecond; "tight": memory runs out; "ranks": eight data-parallel ranks '
         f'that plan together; "fleet": {SERVERS} servers behind the router. There is no host time per slice: which '
         "batches are too small for slices is not in it."
     )
-    where = list(dict.fromkeys(c[:2] for c in today))
+    where = list(dict.fromkeys(c.profile for c in today))
     piece = Piece("sim-rules", "What each rule is worth", text, args.seed, [summary(found, rules)])
-    piece.tables += [matrix(found, rules, *place) for place in where]
-    for place in where:
-        seen = Comparison({c.load: [asdict(s) for s in of] for c, of in today.items() if c[:2] == place})
-        piece.tables.append(seen.table(f"With all rules: {place[1]}, {place[0]} loop", "", COLUMNS))
+    piece.tables += [matrix(found, rules, profile) for profile in where]
+    for profile in where:
+        seen = Comparison({c.load: [asdict(s) for s in of] for c, of in today.items() if c.profile == profile})
+        piece.tables.append(seen.table(f"With all rules: {profile}", "", COLUMNS))
     if ratios := [s.littles_ratio for seen in today.values() for s in seen if not math.isnan(s.littles_ratio)]:
         worst = max(ratios, key=lambda x: abs(x - 1.0))
         met = abs(worst - 1.0) <= OFF

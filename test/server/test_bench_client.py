@@ -1,25 +1,48 @@
-"""The comparison's client on a real prefill server, through --base-url."""
+"""The comparison's client on a real prefill server."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 from pathlib import Path
+from typing import Any, cast
 
 from served import NORMAL, Prefill, on
 
+from benchmark.load.connection import Target
 from benchmark.results.piece import Piece
+from benchmark.rig.fleet import Fleet
+from benchmark.rig.variants import LAPS
 from benchmark.serve import command as serve
 
 pytestmark = on(NORMAL)
 
 
+class Up:
+    """A server in the place of a fleet."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        self.url = Target.of(prefill.server.url)
+
+    def target(self, _: str) -> Target:
+        return self.url
+
+    prefill = target
+
+
+def run(prefill: Prefill, *argv: str) -> Piece:
+    """Return the piece of ``benchmark.serve`` with these arguments."""
+    args = serve.COMMAND.parse(["--device", "cpu", "--variants", LAPS, "--rounds", "1", *argv])
+    up: Any = Up(prefill)
+    ((piece, _),) = serve.compared(args, cast(Fleet, up))
+    return piece
+
+
 def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path) -> None:
     before = prefill.totals()
-    argv = ["--device", "cpu", "--base-url", prefill.server.url, "--workload", "mixed", "--longest", "1024"]
-    assert serve.main([*argv, "--rounds", "1", "--seconds", "3", "--utilisation", "0.3", "--out", str(tmp_path)]) == 0
-    piece = Piece.read(tmp_path)
-    figures = piece.data["rounds"][serve.THERE][0]
+    load = ("--workload", "mixed", "--longest", "1024", "--seconds", "3", "--utilisation", "0.3")
+    piece = run(prefill, *load, "--out", str(tmp_path))
+    figures = piece.data["rounds"][LAPS][0]
     assert figures["failed"] == 0
     with gzip.open(tmp_path / "requests.csv.gz", "rt", newline="") as f:
         seen = list(csv.DictReader(f))
@@ -30,13 +53,12 @@ def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path)
     after = prefill.totals()
     for kind in ("short", "long"):
         assert after[kind]["requests"] - before[kind]["requests"] >= figures[kind]["requests"]
-    assert 0.0 < piece.data["busy"][serve.THERE][0] < 1.0
+    assert 0.0 < piece.data["busy"][LAPS][0] < 1.0
     assert (tmp_path / "mixed.svg").exists()
 
 
 def test_closed_loops(prefill: Prefill, tmp_path: Path) -> None:
-    argv = ["--device", "cpu", "--base-url", prefill.server.url, "--workload", "closed", "--concurrency", "1", "4"]
-    assert serve.main([*argv, "--longest", "512", "--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
-    points = Piece.read(tmp_path).data["points"]
+    load = ("--workload", "closed", "--concurrency", "1", "4", "--longest", "512", "--seconds", "1")
+    points = run(prefill, *load, "--out", str(tmp_path)).data["points"]
     assert list(points) == ["1", "4"]
-    assert all(at[serve.THERE]["requests_per_s"][0] > 0 for at in points.values())
+    assert all(at[LAPS]["requests_per_s"][0] > 0 for at in points.values())

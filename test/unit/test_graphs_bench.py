@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from benchmark.serve import graphs
+from benchmark.gpu import graphs
 
 
 def rates(graph: float) -> dict[str, dict[str, list[float]]]:
-    return {graphs.GRAPHS: {"requests_per_s": [graph] * 3}, graphs.DEFAULT: {"requests_per_s": [10.0] * 3}}
+    return {graphs.GRAPHS: {"requests_per_s": [graph] * 3}, graphs.FCFS: {"requests_per_s": [10.0] * 3}}
 
 
 def test_graphs_are_judged_where_they_are_worst_and_best_and_by_what_their_capture_takes() -> None:
     points = {"1": rates(9.0), "8": rates(12.0), "32": rates(11.0)}
     found = graphs.figures(points, {"padded_share": 0.3, "capture_s": 20.0, "capture_mib": 500.0})
     assert [(f.name, f.value, f.met) for f in found] == [
-        ("requests/s, graphs / breakable, 1 clients", 0.9, False),
-        ("requests/s, graphs / breakable, 8 clients", 1.2, True),
+        ("requests/s, laps-graphs / fcfs, 1 clients", 0.9, False),
+        ("requests/s, laps-graphs / fcfs, 8 clients", 1.2, True),
         ("padded share of rows", 0.3, False),
         ("capture (s)", 20.0, True),
         ("capture (MiB)", 500.0, True),

@@ -65,16 +65,16 @@ def render(tmp_path: Path, *more: str) -> tuple[str, str]:
 
 
 def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path) -> None:
-    sample(tmp_path / "from", "headline", "azure")
+    sample(tmp_path / "from", "headline", "closed")
     text, _ = render(tmp_path)
     assert "| laps | 46 |" in text
     assert "short\\|P90" in text
-    assert "| [Title of azure](#azure) | short P90 | 0.4 [0.4, 0.4] | 5 | <= 0.5 | met |" in text
+    assert "| [Title of closed](#closed) | short P90 | 0.4 [0.4, 0.4] | 5 | <= 0.5 | met |" in text
     assert "![A caption.](headline.svg)" in text
-    assert "`python -m azure`, seed 3." in text
-    assert "cpu x, sglang 1: headline (abc), azure (abc)" in text
+    assert "`python -m closed`, seed 3." in text
+    assert "cpu x, sglang 1: headline (abc), closed (abc)" in text
     leaves = {leaf for name, step in steps.STEPS.items() for leaf in step.leaves or (name,)}
-    for name in leaves - {"headline", "azure"}:
+    for name in leaves - {"headline", "closed"}:
         assert f"- **{name}**: not measured" in text
     assert "- **overload**: not measured (python -m benchmark.serve.headline --out out/report)" in text
     assert (tmp_path / "report" / "headline.svg").exists()
@@ -137,7 +137,7 @@ def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
 
 
 def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
-    sample(tmp_path / "from", "azure")
+    sample(tmp_path / "from", "closed")
     assert render(tmp_path)[1] == README
 
 
@@ -148,11 +148,11 @@ def test_markers_must_be_there_once_each(text: str) -> None:
 
 
 def test_broken_results_and_lost_pictures_are_named(tmp_path: Path) -> None:
-    sample(tmp_path / "from", "headline", "azure")
-    (tmp_path / "from" / "azure" / "piece.json").write_text("{")
+    sample(tmp_path / "from", "headline", "closed")
+    (tmp_path / "from" / "closed" / "piece.json").write_text("{")
     (tmp_path / "from" / "headline" / "headline.svg").unlink()
     text, _ = render(tmp_path)
-    assert "- **azure**: its result cannot be read: JSONDecodeError" in text
+    assert "- **closed**: its result cannot be read: JSONDecodeError" in text
     assert "- **headline: headline.svg**: the picture is not there" in text
 
 
@@ -172,18 +172,18 @@ def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
 
 
 def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
-    sample(tmp_path / "from", "headline", "azure")
+    sample(tmp_path / "from", "headline", "closed")
     # It has the name of another piece's.
-    (tmp_path / "from" / "azure" / "headline.svg").write_text("<svg>another</svg>")
-    odd = piece("azure")
+    (tmp_path / "from" / "closed" / "headline.svg").write_text("<svg>another</svg>")
+    odd = piece("closed")
     odd.pictures = {"headline.svg": "A caption."}
-    odd.write(tmp_path / "from" / "azure")
+    odd.write(tmp_path / "from" / "closed")
     first = render(tmp_path)
     (tmp_path / "from").rename(tmp_path / "gone")
     (tmp_path / "report").rename(tmp_path / "from")
     again = render(tmp_path)
     assert again == first
-    assert (tmp_path / "report" / "azure-headline.svg").read_text() == "<svg>another</svg>"
+    assert (tmp_path / "report" / "closed-headline.svg").read_text() == "<svg>another</svg>"
     (tmp_path / "report" / "README.md").unlink()
     argv = [
         "--from",
@@ -194,7 +194,7 @@ def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
         str(tmp_path / "README.md"),
     ]
     assert report.main(argv) == 0
-    assert (tmp_path / "report" / "azure-headline.svg").exists()
+    assert (tmp_path / "report" / "closed-headline.svg").exists()
 
 
 def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: Path) -> None:
@@ -207,9 +207,9 @@ def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: P
 
 def test_what_was_measured_here_can_be_read() -> None:
     found = steps.collect(REPO / "benchmark" / "report", {})
-    assert {"headline", "window", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
+    assert {"headline", "closed", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
     assert not [why for why in found.missing.values() if "cannot be read" in why]
-    assert "graphs" in found.missing
+    assert "gpu-graphs" in found.missing
 
 
 def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +226,7 @@ def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest
     ("argv", "told"),
     [
         (["--only", "nope"], "no step 'nope'"),
-        (["--only", "serve", "--from", "/tmp"], "one of them"),
+        (["--only", "closed", "--from", "/tmp"], "one of them"),
         (["--from", "/nowhere"], "not a folder"),
     ],
 )

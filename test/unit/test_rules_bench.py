@@ -18,7 +18,7 @@ from benchmark.sim.rules import Case, Effect, Seen, cell, effects, largest, matr
 from benchmark.sim.without import RULES, Rule, fills, put
 
 SEEN = Seen(0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
-PLACE = Case("overlap", "h200-qwen3-8b", "mix 50%")
+PLACE = Case("h200-qwen3-8b", "mix 50%")
 
 
 def test_a_rule_is_back_once_the_simulation_is_over() -> None:
@@ -55,7 +55,7 @@ def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: s
     rule = next(r for r in RULES if r.name == ("window" if load.clients else "slices"))
 
     def seen(without: Rule | None) -> Seen:
-        return simulated(load, profile, without, loop="overlap", seed=7, times=1)
+        return simulated(load, profile, without, seed=7, times=1)
 
     today = seen(None)
     assert seen(rule) != today
@@ -89,7 +89,7 @@ def test_what_moved_most_stands_in_the_summary() -> None:
         ("one", "less", "short P90 x 3.00, mix 50%, 8b", "1 of 1", ""),
         ("other", "more", "none", "0 of 1", "a wait"),
     ]
-    assert matrix(found, rules, *PLACE[:2]).rows == [("one", "S 3.00 M 0.50"), ("other", "")]
+    assert matrix(found, rules, PLACE.profile).rows == [("one", "S 3.00 M 0.50"), ("other", "")]
     assert raw(found, {PLACE: [SEEN]})["today"][0]["seeds"][0]["in_time"] is None
 
 

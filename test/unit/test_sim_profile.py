@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from laps_plan.profile import FOLDER, Profile, names
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.request import Batch, Request
+from laps_plan.traffic.lengths import fixed, mix, uniform
 
 from benchmark.fidelity.compare import Simulator, drawn
-from benchmark.fidelity.cpu import CHUNK, LADDER, Alone, setup, sizes
+from benchmark.fidelity.host import LADDER, Alone, Host
 
 
 def batch(*new: int) -> Batch:
@@ -49,28 +49,21 @@ def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
 
 
 def test_host_times_are_found_in_lone_requests() -> None:
-    model = Coefficients(2e-8, 2e-5, 4e-6, 3e-4, 4e-3)
-    truth = Profile(
-        name="", source="", coefficients=model, front_s=2e-3, front_token_s=2e-6, poll_s=1e-3, step_host_s=1e-3,
-        reply_s=2e-3,
-    )  # fmt: skip
+    model, chunk = Coefficients(2e-8, 2e-5, 4e-6, 3e-4, 4e-3), 1024
     bare = Profile(name="", source="", coefficients=model, poll_s=0.0)
-    rng = random.Random(0)
+    truth = replace(bare, front_s=2e-3, front_token_s=2e-6, poll_s=1e-3, step_host_s=1e-3, reply_s=2e-3)
     tokens = [n for n in LADDER for _ in range(20)]
-    device = [float(lone_s(bare, n, 0, CHUNK)) * rng.lognormvariate(0.0, 0.05) for n in tokens]
-    around = [float(lone_s(truth, n, 0, CHUNK) - lone_s(bare, n, 0, CHUNK)) for n in tokens]
-    seen = Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device)
-    calibrate = setup(model)
-    found = calibrate.profile(seen, 1.0)
+    host = Host(bare, chunk, Alone(tokens, [float(lone_s(truth, n, 0, chunk)) for n in tokens]))
+    found = host.profile(1.0)
     assert found.front_s + found.reply_s == pytest.approx(4e-3, rel=0.3)
-    assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.15)
-    assert found.front_token_s == pytest.approx(2e-6, rel=0.2)
-    assert calibrate.profile(seen, 2.0).step_host_s == pytest.approx(2 * found.step_host_s)
+    assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.05)
+    assert found.front_token_s == pytest.approx(2e-6, rel=0.05)
+    assert host.profile(2.0).step_host_s == pytest.approx(2 * found.step_host_s)
     # A host that is half as slow again under load is told by what short requests took there.
-    rows = drawn(sizes(), 20.0, 12.0, "training")
-    record = Simulator(calibrate.profile(seen, 1.5), CHUNK).run("laps", rows, 1).record
+    rows = drawn(mix(uniform(16, 128), fixed(2048), 0.1), 20.0, 12.0, "training")
+    record = Simulator(host.profile(1.5), chunk).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
-    found = calibrate.under_load(seen, "laps", rows, [when[r.at_s, r.new] for r in rows])
+    found = host.under_load("laps", rows, [when[r.at_s, r.new] for r in rows])
     assert found.details["slowed_under_load"] == pytest.approx(1.5, abs=0.1)
 
 

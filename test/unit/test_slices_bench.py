@@ -23,11 +23,6 @@ def test_a_short_request_may_wait_for_two_slices() -> None:
         assert (lone.value, lone.met) == (pytest.approx(1.04), False)
 
 
-def test_what_a_boundary_costs_is_the_difference_over_all_of_them() -> None:
-    of = {LAPS: seen(0.0, 1.515, 0.0), FCFS: seen(0.0, 1.5, 0.0)}
-    assert slices.boundary_cost(of, 16).value == pytest.approx(1.0)
-
-
 def test_blocking_time_is_what_a_short_request_waits_longer_than_alone() -> None:
     laps = Seen([[0.1, 0.2, 0.1]] * 5, [], [[0.1 + 0.004 * i for i in range(1, 11)]] * 5)
     assert slices.blocking(laps).value == pytest.approx(40.0, rel=0.02)

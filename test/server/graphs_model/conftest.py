@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .models import CONTEXT, DTYPE, graphs
+from .models import CONTEXT, DTYPE, graphs, make_noise
 
 collect_ignore_glob = [] if os.environ.get("LAPS_TEST_GRAPHS_MODEL") == "1" else ["test_*.py"]
 
@@ -32,7 +32,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory, cuda: bool) -> Any:
     model = small.write_shape("tiny", tmp_path_factory.mktemp("model"), context=CONTEXT)
     flags = ["--max-total-tokens", "16384", "--max-running-requests", "64", "--chunked-prefill-size", "2048"]
     device = ["--dtype", "bfloat16", "--attention-backend", "fa3"] if cuda else ["--device", "cpu", "--dtype", DTYPE]
-    made = rig.boot(Path(model), *flags, *device, seed=7)
+    made = rig.boot(Path(model), *flags, *device)
+    make_noise(made.model, 7)
     made.stock_path = made.prefill_cuda_graph_runner
     return made
 

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 CONTEXT = 1024
@@ -62,6 +63,39 @@ def continued(req: Any, ids: Sequence[int]) -> Any:
     return req
 
 
+def make_noise(model: Any, seed: int) -> None:
+    """Fill in weights large enough that every token and position changes the output. In place, so that graphs see
+    them."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator) * (0.08 if weight.ndim > 1 else 0.1)
+        weight.data.copy_(noise + 1.0 if name.endswith("norm.weight") else noise)
+
+
+@dataclass
+class Turn:
+    """Result of one prefill of a batch. ``logits``: (requests, vocabulary), float32 on the CPU."""
+
+    tokens: list[int]
+    logits: Any
+    graph: bool
+
+
+def prefill(runner: Any, reqs: list[Any]) -> Turn:
+    """Run ``reqs`` as one prefill batch."""
+    import torch
+
+    from benchmark.rig import runner as rig
+
+    with torch.no_grad():
+        batch = rig.forward_batch(runner, reqs)
+        output = runner.forward(batch)
+        tokens = runner.sample(output.logits_output, batch)
+    return Turn(tokens.tolist(), output.logits_output.next_token_logits.float().cpu(), bool(output.can_run_graph))
+
+
 def kv_of(runner: Any, req: Any) -> list[Any]:
     """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
     slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
@@ -85,10 +119,10 @@ def serve(runner: Any, path: Any, news: list[list[int]], olds: list[list[int]] |
     try:
         runner.prefill_cuda_graph_runner = runner.eager_runner
         if cached := [r for r, old in zip(first, olds, strict=True) if old]:
-            rig.prefill(runner, cached)
+            prefill(runner, cached)
         reqs = [continued(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
         runner.prefill_cuda_graph_runner = path
-        turn = rig.prefill(runner, reqs)
+        turn = prefill(runner, reqs)
     finally:
         runner.prefill_cuda_graph_runner = held
     return turn, [kv_of(runner, r) for r in reqs]

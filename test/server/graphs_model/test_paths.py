@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .models import compare, graphs, ids, serve
+from .models import compare, graphs, ids, prefill, serve
 
 
 def test_what_l_and_b_do_not_admit_goes_the_stock_way(runner: Any, always: Any, cuda: bool) -> None:
@@ -50,12 +50,12 @@ def test_slices_leave_the_graphs_alone(runner: Any, always: Any) -> None:
     before = always.replayed
 
     def pause(left: float) -> bool:
-        met.append(rig.prefill(runner, [rig.request(f"{left} {i}", x) for i, x in enumerate(short)]))
+        met.append(prefill(runner, [rig.request(f"{left} {i}", x) for i, x in enumerate(short)]))
         return True
 
     try:
         with torch.no_grad(), Slices(runner).cut(1, pause):
-            got = rig.prefill(runner, [rig.request("long", long)])
+            got = prefill(runner, [rig.request("long", long)])
     finally:
         runner.prefill_cuda_graph_runner = held
         del runner.forward

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .models import compare, graphs, ids, poison, serve
+from .models import compare, graphs, ids, poison, prefill, serve
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -69,12 +69,12 @@ def test_a_replay_writes_no_kv_but_its_own_and_the_sink(runner: Any, always: Any
     rng = random.Random(5)
     rig.clear(runner)
     held, runner.prefill_cuda_graph_runner = runner.prefill_cuda_graph_runner, runner.eager_runner
-    rig.prefill(runner, [rig.request("bystander", ids(rng, 50))])
+    prefill(runner, [rig.request("bystander", ids(rng, 50))])
     pool = runner.token_to_kv_pool
     before = [pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()]
     reqs = [rig.request(f"r{i}", ids(rng, 7)) for i in range(5)]
     runner.prefill_cuda_graph_runner, hits = always, always.replayed
-    rig.prefill(runner, reqs)
+    prefill(runner, reqs)
     runner.prefill_cuda_graph_runner = held
     assert always.replayed == hits + 1
     table = runner.req_to_token_pool.req_to_token

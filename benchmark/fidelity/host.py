@@ -1,0 +1,104 @@
+"""Time that this machine's host takes beside the device: from requests alone, and from a load.
+
+The simulator takes it from a profile. Lone requests show it without the overlap loop, which hides a part of it; under
+load it is longer, as client, HTTP and scheduler share few cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from laps_plan.profile import Profile
+from laps_plan.sim.metrics import lone_s
+from laps_plan.traffic.job import Job
+from scipy.optimize import nnls
+
+from benchmark.fidelity.compare import Simulator, quantiles
+from benchmark.load import client
+from benchmark.rig.fleet import Fleet
+
+LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens of lone requests."""
+REPEATS = 14
+PAUSE_S = 0.03
+"""Mean pause between lone requests (seconds)."""
+
+
+@dataclass
+class Alone:
+    """Requests that had their server to themselves."""
+
+    tokens: list[int]
+    ttft: list[float]
+    """Seconds."""
+
+    @classmethod
+    def on(cls, fleet: Fleet, name: str, seed: int) -> Alone:
+        """Send every length of LADDER, in random order, with pauses as they occur under load: a server that has just
+        answered is quicker."""
+        rng = random.Random(f"{seed} alone")
+        # Long ones are sent less often, they vary less.
+        tokens = [n for n in LADDER for _ in range(REPEATS if n <= 4096 else REPEATS // 3)]
+        rng.shuffle(tokens)
+
+        def bodies() -> Iterator[bytes]:
+            for body in fleet.prompts.bodies([Job(0.0, n) for n in tokens], seed):
+                time.sleep(rng.expovariate(1.0 / PAUSE_S))
+                yield body
+
+        return cls(tokens, asyncio.run(client.one_by_one(fleet.target(name), bodies())))
+
+
+@dataclass(frozen=True)
+class Host:
+    """Times of a host beside a device that is known."""
+
+    device: Profile
+    chunk: int
+    """Tokens."""
+    alone: Alone
+
+    def profile(self, slowed: float) -> Profile:
+        """Return the device's profile with this host, which is ``slowed`` times as slow as alone.
+
+        What the TTFT of a lone request leaves beside its device time is a constant, a share per token and a share per
+        step.
+        """
+        known, tokens = self.device, np.array(self.alone.tokens)
+        lengths = sorted(set(self.alone.tokens))
+        bare = Profile(name="", source="", coefficients=known.coefficients, poll_s=0.0)
+        seen_s = np.array([np.median(np.array(self.alone.ttft)[tokens == n]) for n in lengths])
+        beside_s = seen_s - np.asarray(lone_s(bare, lengths, [0] * len(lengths), self.chunk))
+        columns = np.column_stack((np.ones(len(lengths)), np.array(lengths), np.ceil(np.array(lengths) / self.chunk)))
+        found = nnls(columns / beside_s[:, None], np.ones(len(lengths)))[0]
+        fixed, per_token, per_step = (slowed * found).tolist()
+        return Profile(
+            name=known.name, source=f"{known.source}; host: this machine", coefficients=known.coefficients,
+            layers=known.layers, ahead=known.ahead, launch_s=known.launch_s, slices_launch_s=known.slices_launch_s,
+            front_s=fixed / 2, reply_s=fixed / 2, front_token_s=per_token, poll_s=per_step / 2,
+            step_host_s=per_step / 2,
+            details={
+                "chunk": self.chunk,
+                "slowed_under_load": slowed,
+                "lone_ttft_ms": {str(n): 1e3 * float(s) for n, s in zip(lengths, seen_s, strict=True)},
+                "beside_the_device_ms": {str(n): 1e3 * float(s) for n, s in zip(lengths, beside_s, strict=True)},
+            },
+        )  # fmt: skip
+
+    def under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float]) -> Profile:
+        """Return the profile of a host that is as much slower under load than alone as makes the simulator give the
+        median TTFT (seconds) that short requests of the load ``jobs`` had."""
+        wanted = quantiles([job.new for job in jobs], ttft)["short P50"]
+
+        def over(slowed: float) -> bool:
+            record = Simulator(self.profile(slowed), self.chunk).run(policy, jobs).record
+            return quantiles(record.new, record.ttft)["short P50"] > wanted
+
+        grid = [x / 100 for x in range(100, 301)]
+        return self.profile(grid[min(bisect_left(grid, True, key=over), len(grid) - 1)])
