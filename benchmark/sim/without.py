@@ -12,8 +12,7 @@ from unittest import mock
 from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
-from laps_core.policy import batching, fairness, hold, order, preemption
-from laps_core.policy.arrivals import Arrivals, Expected
+from laps_core.policy import batching, fairness, order, preemption
 from laps_core.policy.fairness import Gap, Patience
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
@@ -102,8 +101,8 @@ def _whole_chunk(self: Sizes, threshold: int) -> int:
     return self.budget
 
 
-def _nobody(self: Arrivals, now: float) -> Expected:
-    return Expected(0.0, now)
+def _no_burst(self: Window, now: float, n: int = 1, blind_since: float | None = None) -> None:
+    self._returning.add(n, now if blind_since is None else blind_since)
 
 
 LATE_LAST = {**order.ORDERS, LEAST_WORK: _late_as_others}
@@ -134,13 +133,11 @@ RULES = (
         bound="wait of those too late, or last in their order",
     ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
-    Rule("returning clients", "not waited for", patches=[put(Arrivals, "returning", _nobody)]),
-    Rule("following a burst", "not waited for", patches=[put(Arrivals, "following", _nobody)]),
+    Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
     Rule(
         "credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _returns(None))],
         bound="cost of holds",
     ),
-    Rule("four windows at most", "no limit", patches=[put(hold, "HEAD_MAX", math.inf)], bound="longest hold"),
     Rule(
         "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.hold import TICK_S, Predict, Window
+from laps_core.policy.hold import Predict, Window
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Plan, Waiting
 
@@ -69,7 +69,7 @@ class PaperWindow(Window):
             filled_s = (self._depth - k) / max(self._rate.at(now), 1e-9)
             window_s = self._clipped(min(max(0.0, slack - DELTA_S), filled_s))
         end = min(now, self._held_since) + window_s
-        return "window" if now > end - TICK_S else end
+        return "window" if now >= end else end
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """See Window."""

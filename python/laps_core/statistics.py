@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import Any
 
-REASONS = ("depth", "window", "slack", "head_of_line", "preempt", "idle", "tokens")
+REASONS = ("depth", "window", "slack", "preempt", "idle", "tokens")
 TOKEN_TIMES = 1024
 """Steps whose times between tokens are remembered."""
 WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
