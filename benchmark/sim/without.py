@@ -70,10 +70,6 @@ def _by_arrival(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     return (w.since_s,)
 
 
-def _late_as_others(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
-    return work_s, w.since_s
-
-
 def fills(
     items: Sequence[Waiting], beside_s: Callable[[Waiting], float], *, budget: int, fixed_s: float, waiting: int,
     left_s: float | None = None,
@@ -105,7 +101,6 @@ def _no_burst(self: Window, now: float, n: int = 1, blind_since: float | None = 
     self._returning.add(n, now if blind_since is None else blind_since)
 
 
-LATE_LAST = {**order.ORDERS, LEAST_WORK: _late_as_others}
 ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
 
 RULES = (
@@ -141,7 +136,6 @@ RULES = (
     Rule(
         "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
     ),
-    Rule("late ones last", "as any other", patches=[put(batching, "ORDERS", LATE_LAST)], deadlines=True),
     Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
 

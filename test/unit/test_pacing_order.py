@@ -78,6 +78,11 @@ def test_nobody_is_cut_into_the_batch_of_another() -> None:
     assert (first.long.picked, first.account.oldest) == ((0,), True)
 
 
+def test_by_least_work_a_long_prompt_that_is_late_keeps_its_place() -> None:
+    longs = [long(9000), long(5000, deadline=0.5), long(7000, deadline=60.0)]
+    assert order_of(pacer(guard=0.0), 1.0, longs) == [1, 2, 0]
+
+
 def test_without_a_guard_the_least_work_is_always_first() -> None:
     me = pacer(guard=0.0)
     for i in range(50):

@@ -29,11 +29,8 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
 
 
 def least_work(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
-    """Least remaining work first, with a guard for the prompt that has waited longest.
-
-    Those that are too late go behind all others: a lost deadline must not cost another one.
-    """
-    return float(w.deadline_s is not None and w.deadline_s - now < work_s), work_s, w.since_s
+    """Least remaining work first, with a guard for the prompt that has waited longest; deadlines do not count."""
+    return work_s, w.since_s
 
 
 def fcfs(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
