@@ -164,7 +164,7 @@ class FakePrefill(FakeServer):
         self.laps = laps
         self.gate = asyncio.Event()
         self.gate.set()
-        self.status = 200
+        self.status, self.refused = 200, 0
         self.load: Body | None = None
         self.model: Body | None = None
         """Coefficients, as a LAPS server tells them."""
@@ -216,6 +216,7 @@ class FakePrefill(FakeServer):
         finally:
             self.backlog -= tokens
         if self.status != 200:
+            self.refused += 1
             return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
         for room in rooms_of(body):
             self.world.event(room).set()

@@ -53,7 +53,7 @@ def test_waiting_and_retries_at_the_router_are_causes() -> None:
                 p.receipt = SERVER
             s.prefills[0].status = s.prefills[1].status = 503
             asking = asyncio.ensure_future(s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers=ASKS))
-            while not any(p.bodies for p in s.prefills):
+            while not any(p.refused for p in s.prefills):
                 await asyncio.sleep(0.001)
             s.prefills[0].status = s.prefills[1].status = 200
             r = await asking
