@@ -24,7 +24,7 @@ class MemoryHold:
     def __init__(self) -> None:
         self._since_s: float | None = None
         self._tried = False
-        """It has been tried since the last work drained."""
+        """True if the request was tried after the last work had drained."""
 
     def stand_back(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
         """Return the classes of which nothing else starts. Ask in every round.
