@@ -161,13 +161,13 @@ class LapsCore:
 
     def _passed_over(self, picked: list[Req], lines: Lines) -> None:
         """The builder made nothing of these: until a batch runs, or all were tried, others are looked at."""
-        if self.lacking or not picked:
-            if self.lacking:
-                self._not_ready = []
-            return
-        # The overlap loop asks again at once, and not only when something comes or ends.
-        self.holding = len(lines.long) - len(lines.begun) > len(picked)
-        self._not_ready = [*self._not_ready, *picked] if self.holding else []
+        if self.lacking:
+            # No batch may run before one of those does.
+            self._not_ready = []
+        elif picked:
+            # The overlap loop asks again at once, and not only when something comes or ends.
+            self.holding = len(lines.long) - len(lines.begun) > len(picked)
+            self._not_ready = [*self._not_ready, *picked] if self.holding else []
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
