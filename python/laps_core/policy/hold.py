@@ -75,11 +75,13 @@ class Window:
 
         Where it is not, the first poll after a batch gives ``blind_since``, the time of the poll before that batch.
         """
+        if n <= 0:
+            return
         earliest_s = now if blind_since is None else blind_since
-        if n > 0 and not self._waiting and not self._started and earliest_s >= self._returning.at_s:
+        if not self._waiting and not self._started and earliest_s >= self._returning.at_s:
             self._following.begin(now, max(1, self._cap - 1))
             self._following.add(n - 1, now)
-        elif n > 0:
+        else:
             self._following.add(n, earliest_s)
         self._returning.add(n, earliest_s)
         self._waiting += n

@@ -37,13 +37,13 @@ class MemoryHold:
             return ()
         if self._since_s is None:
             self._since_s = now
-        turn = int((now - self._since_s) / HOLD_S) % 4
         if drains is None:
             # It is tried once with all that drains gone. Then it may be others who free memory by their turn: those of
             # a session, say.
             tried, self._tried = self._tried, True
             return () if tried else (LONG,)
         self._tried = False
+        turn = int((now - self._since_s) / HOLD_S) % 4
         if turn % 2:
             return ()
         # It may never drain: then short requests stand back by the third turn.
