@@ -53,7 +53,7 @@ class Simulator:
     @classmethod
     def like(cls, device: Device, profile: Profile) -> Simulator:
         """Return the simulator of servers on an emulated device."""
-        return cls(profile, device.chunk, {k: v for k, v in device.laps.items() if k != "profile"})
+        return cls(profile, device.chunk, device.knobs)
 
     def run(self, policy: str, jobs: Sequence[Job], seed: int = 0) -> Outcome:
         """Simulate one load."""

@@ -110,8 +110,7 @@ def simulated(args: argparse.Namespace, loads: dict[str, list[Job]]) -> Runs:
     """Simulate the same loads, and closed loops."""
     found, slo_s = Runs(), args.slo_s
     how: dict[str, Any] = {
-        "servers": args.servers, "chunk": args.device.chunk, "overlap": True,
-        "knobs": {k: v for k, v in args.device.laps.items() if k != "profile"},
+        "servers": args.servers, "chunk": args.device.chunk, "overlap": True, "knobs": args.device.knobs,
     }  # fmt: skip
     for name in args.ways:
         variant, _, router = WAYS[name]

@@ -34,13 +34,10 @@ from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, flush, get_json
 from benchmark.rig.model import REPO
 from benchmark.rig.variants import LAPS, ON, SPF, Variant
-from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S
+from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S, TURNS
 
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
-TURNS = 11
-"""Turns of a session, around a random one of them."""
-
 MORE = 10
 """Sessions drawn, over those that are needed on average."""
 

@@ -76,6 +76,11 @@ class Device:
         """Return True if steps take as long as in a profile."""
         return self.name.startswith("emulated ")
 
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Return the LAPS knobs but for the profile, as the simulator takes them."""
+        return {name: value for name, value in self.laps.items() if name != "profile"}
+
     def with_prefixes(self, pool_tokens: int = POOL_TOKENS) -> Device:
         """Return the device with servers that keep prefixes without a decode server, in a pool of so many tokens; by
         default one that evicts none, as emulated devices have room for."""

@@ -26,6 +26,7 @@ from laps_plan.traffic.lengths import lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed, Trace, poisson
 
 from benchmark.results import Bar, Command, Parser, Piece, Table, bars, count, positive
+from benchmark.sim.loads import THINK_S, TOKEN_S, TURNS
 
 KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
 """Tokens of KV cache beside the weights in 88% of an H200's 141 GB."""
@@ -37,8 +38,8 @@ LENGTHS, ANSWERS = mix(lmsys(256), log_uniform(1024, 8192), 0.2), log_uniform(32
 """Chat with documents: tokens of prompts and of answers."""
 CLIENTS = 192
 """Clients of the closed loop in which rates are compared."""
-AGENTS_LONGEST, THINK_S, TOKEN_S = 16_384, 30.0, 0.02
-"""Agents: prompts are cut to so many tokens, pauses to so many seconds; seconds of a token in their records."""
+AGENTS_LONGEST = 16_384
+"""Agents: prompts are cut to so many tokens."""
 HEADS = (
     "", "between tokens P50", "P99", "longest", "short P90", "long P90", "mean TTFT", "requests/s", "in time",
 )  # fmt: skip
@@ -147,7 +148,7 @@ class Study:
         """Goodput of coding agents."""
         rng = random.Random(f"{self.seed} agents")
         sessions = turns.agents(AGENTS_LONGEST, THINK_S, TOKEN_S)
-        jobs = turns.jobs(turns.stretches(sessions, 11, 1.0, float(self.requests), rng), float(self.requests))
+        jobs = turns.jobs(turns.stretches(sessions, TURNS, 1.0, float(self.requests), rng), float(self.requests))
         trials = self._trials(Traffic([_own(job, jobs) for job in jobs], "agents"), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)

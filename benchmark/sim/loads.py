@@ -34,8 +34,9 @@ TIGHT = 80_000, 1.0
 """KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
 RANKS_PER_S = {"azure_conv": 30.8, "mooncake_synthetic": 2.38, "agents": 1.33}
 """Requests/s of ranks that plan together, 8 of DeepSeek-V3: 70% of what fcfs with its best chunk serves."""
-RANKS_LONGEST, THINK_S, TOKEN_S = 131_072, 30.0, 0.02
-"""Longest prompt there (tokens); longest pause of agents, and a token of their output (seconds)."""
+RANKS_LONGEST, THINK_S, TOKEN_S, TURNS = 131_072, 30.0, 0.02, 11
+"""Longest prompt there (tokens); longest pause of agents, and a token of their output (seconds); turns of a session,
+around a random one of them."""
 AGENTS_S = 2400.0
 """Length of a simulation of agents there (seconds); of the other loads each seed has a third of the trace."""
 SERVERS = 4
@@ -169,7 +170,7 @@ def _of_ranks(name: str, seed: int) -> Sequence[Job]:
     rate = RANKS_PER_S[name]
     if name == "agents":
         sessions = turns.agents(RANKS_LONGEST, THINK_S, TOKEN_S)
-        return turns.jobs(turns.stretches(sessions, 11, rate, AGENTS_S, random.Random(f"{name}/{seed}")))
+        return turns.jobs(turns.stretches(sessions, TURNS, rate, AGENTS_S, random.Random(f"{name}/{seed}")))
     rows = traces.read(name)
     third = len(rows) // 3
     part = rows[seed % 3 * third :][:third]
