@@ -26,6 +26,8 @@ EVERY_PAUSE = (
 )
 """A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
 more streams than it holds, where they may end early."""
+LOOPS: dict[str, tuple[str, ...]] = {"overlap": (), **({"normal": NORMAL_LOOP} if MANY in os.environ else {})}
+"""Event loops of servers that are tried in both of them with MANY: name, flags."""
 TWO_RANKS, TWO_CORES = ("--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 SETUPS = [
     Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=shape, mode="null")
@@ -126,6 +128,12 @@ def mixed(seed: int, count: int, name: str, spread_s: float) -> list[Asked]:
         return Asked(f"{name}-{i}-x", document + prompt if i % 10 == 3 else prompt, new, rng.random() * spread_s)
 
     return [one(i) for i in range(count)]
+
+
+def some_leave(asked: list[Asked], rng: random.Random) -> None:
+    """A third of the clients leave or abort."""
+    for a in asked[::3]:
+        a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
 
 
 def with_features(asked: list[Asked], every: int = 1) -> list[Asked]:

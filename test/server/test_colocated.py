@@ -19,6 +19,7 @@ from .colocated import (
     mixed,
     must_be_as,
     must_be_right,
+    some_leave,
     with_features,
 )
 
@@ -32,8 +33,7 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
     def once(i: int) -> bool:
         asked = mixed(100 * i + 1, COUNT, f"{prefill.setup.name}-{i}", COUNT / 12)
         rng = random.Random(2)
-        for a in asked[::3]:
-            a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
+        some_leave(asked, rng)
         other = with_features(rng.sample(asked, 3 * COUNT // 8))
         asyncio.run(at_once(prefill, asked))
         after = prefill.get("/laps_status")

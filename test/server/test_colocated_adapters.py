@@ -4,22 +4,20 @@ another."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
 from rounds import until_seen
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
+from served import LAPS, Prefill, Reference, Setup, on
 
-from .colocated import COUNT, EVERY_PAUSE, MANY, at_once, mixed, must_be_right
+from .colocated import COUNT, EVERY_PAUSE, LOOPS, at_once, mixed, must_be_right, some_leave
 from .test_architectures import lora_args, with_adapters
 
 TWO_SLOTS = ("--max-loras-per-batch", "2")
 """One less than there are: the model without an adapter takes a slot, too."""
 SETUPS = tuple(
     Setup(f"colocated-lora-{name}", (*LAPS, *EVERY_PAUSE, *TWO_SLOTS, *flags), {}, "qwen2", lora_args, mode="null")
-    for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
-    if MANY in os.environ or not flags
+    for name, flags in LOOPS.items()
 )
 pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
 
@@ -33,8 +31,7 @@ def test_every_token_is_of_the_adapter_that_was_asked_for(prefill: Prefill, refe
         rng, asked = random.Random(i), mixed(100 * i + 1, COUNT, f"{prefill.setup.name}-{i}", COUNT / 12)
         for a in asked:
             a.adapter = rng.choice([*models])
-        for a in asked[::3]:
-            a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
+        some_leave(asked, rng)
         asyncio.run(at_once(prefill, asked))
         for name, model in models.items():
             must_be_right([a for a in asked if a.adapter == name], model)

@@ -30,6 +30,7 @@ from .colocated import (
     must_be_as,
     must_be_right,
     retractions,
+    some_leave,
 )
 from .slicing import SHAPE
 
@@ -86,9 +87,7 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
 
     def once(i: int) -> bool:
         asked = mixed(100 * i + 1, COUNT, f"{prefill.setup.name}-{i}", COUNT / 12)
-        rng = random.Random(2)
-        for a in asked[::3]:
-            a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
+        some_leave(asked, random.Random(2))
         asyncio.run(at_once(prefill, asked))
         must_be_right(asked, reference)
         prefill.all_tokens_are_free()

@@ -4,7 +4,6 @@ limit of running requests."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import Any
 
@@ -12,11 +11,11 @@ import http_load as load
 import pytest
 from rounds import until_seen
 from served import HICACHE as PLUGIN
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
+from served import LAPS, Prefill, Reference, Setup, ids, on
 
 from benchmark.rig import devices
 
-from .colocated import EVERY_PAUSE, MANY, Asked, at_once, mixed, must_be_right
+from .colocated import EVERY_PAUSE, LOOPS, Asked, at_once, mixed, must_be_right
 from .slicing import SHAPE
 from .test_slices_features import HICACHE
 
@@ -29,8 +28,7 @@ SETUPS = tuple(
         SHAPE,
         mode="null",
     )
-    for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
-    if MANY in os.environ or not flags
+    for name, flags in LOOPS.items()
 )
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
 
