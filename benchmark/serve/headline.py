@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from laps_core.policy.fairness import PATIENCE, SAVED, stretch
+from laps_core.policy.fairness import SAVED, stretch
+from laps_core.policy.preemption import DEPTH
 from laps_plan.traffic import named
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
@@ -38,8 +39,6 @@ class Terms:
     lone_s: Callable[[int], float]
     gap_s: float
     """G, reported by the server."""
-    patience: float
-    """Most gaps that a short request waits."""
     guard: float
     chunk: int
     """New tokens of a long batch."""
@@ -73,10 +72,10 @@ class Terms:
         ``batch_s``."""
         # A batch is full when the next request does not fit.
         batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
-        turn_s = self.patience * self.gap_s + batch_s
-        # The last batch may be a step shared with long prompts, which others preempt.
-        shared_s = self.patience * self.gap_s * stretch(self.gap_s, self.short_batch_s)
-        return self.slice_s + batches * turn_s + max(turn_s, shared_s + (SAVED - 1) * self.short_batch_s)
+        # Where it does not pay to preempt, it waits for what is paused: a long batch, one that this has overtaken, and
+        # those that preempt them. The last one may share a long step.
+        whole_s = self.long_batch_s * stretch(self.gap_s, self.short_batch_s) + (SAVED - 1) * self.short_batch_s
+        return self.slice_s + (1 + batches) * (self.gap_s + DEPTH * whole_s + batch_s)
 
 
 def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
@@ -133,7 +132,7 @@ def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
     assert status is not None
     gap_s, config = status["preemption"]["gap_ms"] / 1e3, status["config"]
     slice_s = config["slice_ms"] / 1e3
-    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], fleet.device.chunk, slice_s, longest)
+    return Terms(measured.lone, gap_s, config["guard"], fleet.device.chunk, slice_s, longest)
 
 
 def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:

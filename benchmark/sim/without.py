@@ -12,11 +12,11 @@ from unittest import mock
 from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
-from laps_core.policy import batching, fairness, order, preemption
-from laps_core.policy.fairness import Gap, Patience
+from laps_core.policy import batching, exchange, fairness, order, preemption
+from laps_core.policy.fairness import Gap
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
-from laps_core.policy.order import LEAST_WORK, Key, Lone
+from laps_core.policy.order import LEAST_WORK, Key
 from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Plan, Waiting
@@ -66,14 +66,11 @@ def _returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _by_arrival(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
+def _by_arrival(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     return (w.since_s,)
 
 
-def fills(
-    items: Sequence[Waiting], beside_s: Callable[[Waiting], float], *, budget: int, fixed_s: float, waiting: int,
-    left_s: float | None = None,
-) -> list[int]:  # fmt: skip
+def fills(items: Sequence[Waiting], sizes: Sizes, *, budget: int, **_: Any) -> list[int]:
     """In place of ``pack``: in order until the chunk is full, the last one cut."""
     picked: list[int] = []
     room, slot_taken = budget, False
@@ -89,7 +86,7 @@ def fills(
     return picked
 
 
-def _unshared(self: Preemption, now: float, shorts: Any, longs: Any, plan: Plan) -> Plan:
+def _unshared(self: Preemption, now: float, picked: Any, longs: Any, plan: Plan, everybody: float) -> Plan:
     return plan
 
 
@@ -108,24 +105,16 @@ RULES = (
     Rule("least work first", "by arrival", patches=[put(batching, "ORDERS", ARRIVAL)]),
     Rule("guard", "no share for the oldest", {"guard": 0.0}, bound="wait of a long prompt"),
     Rule("packing", "chunks are filled", patches=[put(batching, "pack", fills)]),
-    Rule("overtaking", "long prompts preempt none", patches=[put(preemption, "OVERTAKE_DEPTH", 0)]),
+    Rule("overtaking", "long prompts preempt none", patches=[put(preemption, "DEPTH", 0)]),
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
     Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
     Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _returns(True))]),
-    Rule(
-        "eight gaps at most", "as long as it does not pay", patches=[put(preemption, "PATIENCE", math.inf)],
-        bound="wait of a short request",
-    ),
     Rule("shared steps", "steps of one class", patches=[put(Preemption, "share", _unshared)]),
-    Rule("those still to come", "who waits counts once", patches=[put(batching, "AHEAD", 1.0)]),
+    Rule("those still to come", "who waits counts once", patches=[put(exchange, "AHEAD", 1.0)]),
     Rule(
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
-    ),
-    Rule(
-        "each eighth turn by arrival", "never", patches=[put(Patience, "due", False)],
-        bound="wait of those too late, or last in their order",
     ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
@@ -135,6 +124,9 @@ RULES = (
     ),
     Rule(
         "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
+    ),
+    Rule(
+        "as many in time as can be", "least work first", patches=[put(order, "in_time", _returns(()))], deadlines=True
     ),
     Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip

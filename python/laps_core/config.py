@@ -157,10 +157,10 @@ class LapsConfig(Knobs):
     """Longest short request (tokens, inclusive), or "auto"."""
     length_basis: Literal["uncached", "prompt"] = "uncached"
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
-    order: Literal["least-work", "fcfs", "edf", "lars", "s-edf"] = "least-work"
-    """Order of long prompts, see policy/order.py; all but least-work order short requests too."""
+    order: Literal["least-work", "fcfs", "lars", "s-edf"] = "least-work"
+    """Order of long prompts, see policy/order.py."""
     guard: Annotated[float, _number(0.0, 1.0)] = 0.15
-    """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
+    """Share of long time for the prompt that has waited longest (0..1)."""
     preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.25
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
     slice_ms: Annotated[float, _number(0.0, 1000.0, of="milliseconds")] = 4.0

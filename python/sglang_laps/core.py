@@ -92,7 +92,6 @@ class LapsCore:
             now,
             shorts,
             longs,
-            waiting=len(short) + len(long),
             urgent=self._priority.urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking,

@@ -47,6 +47,6 @@ def as_paused(
     weight, due_s = pacer.sizes.weight(seen), [w.deadline_s for w in seen if w.deadline_s is not None]
     due = min(due_s, default=None)
     if whole_s is None:
-        return Paused(float("inf"), len(reqs), len(under_way), first, weight, due)
+        return Paused(float("inf"), len(under_way), first, weight, due)
     left_s, slice_s = whole_s * layers_left / layers, whole_s * flight.layers / (layers * flight.parts)
-    return Paused(left_s, len(reqs), len(under_way), first, weight, due, slice_s)
+    return Paused(left_s, len(under_way), first, weight, due, slice_s)

@@ -51,8 +51,9 @@ def long(
     return Waiting(tokens - done, done, since, deadline, tokens, done > 0, priority)
 
 
-def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
-    return Paused(left_s, requests, depth)
+def paused(left_s: float = 0.2, depth: int = 1, weight: float = 4.0) -> Paused:
+    """One prompt that takes a quarter of a second alone."""
+    return Paused(left_s, depth, weight=weight)
 
 
 def spend(gap: Gap, at: float) -> None:

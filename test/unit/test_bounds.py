@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.fairness import PATIENCE, SAVED, stretch
+from laps_core.policy.fairness import SAVED, stretch
 from laps_core.policy.pacer import Pacer
+from laps_core.policy.preemption import DEPTH
 from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
@@ -105,10 +106,10 @@ class Toy:
             top = self.paused[-1]
             under_way = [Waiting(j.tokens, 0, j.arrival) for b in self.paused for j, _ in b.parts]
             weight = self.pacer.sizes.weight(under_way)
-            paused = Paused(top.each_s * top.slices, len(under_way), len(self.paused), weight=weight)
+            paused = Paused(top.each_s * top.slices, len(self.paused), weight=weight)
         views = [Waiting(j.tokens, 0, j.arrival, j.due) for j in self.shorts[:LOOKAHEAD]]
         seen = [Waiting(j.tokens - j.done, j.done, j.arrival, j.due, j.tokens, j.done > 0) for j in longs]
-        plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), paused=paused)
+        plan = self.pacer.plan(self.now, views, seen, paused=paused)
         if plan.order:
             self._launch(plan, longs)
         self._slice()
@@ -321,14 +322,13 @@ def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
 def test_short_requests_are_served_in_turn_and_wait_no_longer_than_promised(
     shorts: int, tokens: int, small: int, sizes: tuple[int, int], overhead: float
 ) -> None:
-    """Before each short batch: the gaps that it waits for at most, one slice, and the short batch before it."""
+    """Before each short batch: the gap, what is paused where preempting does not pay, and the short batch before it."""
     toy = Toy(saturated(shorts, tokens, [], small, *sizes), knobs={"preempt_overhead": overhead})
     toy.run(lambda toy: toy.now > 6.0)
     served = sorted((j for b in toy.ran for j, _ in b.parts if j.cls is SHORT), key=lambda j: j.began)
     assert served
     assert [j.arrival for j in served] == sorted(j.arrival for j in served), "first come, first served"
-    whole_s = max(longest(toy, LONG) / LAYERS, 2.0 * 4e-3)
-    turn_s = PATIENCE * F / overhead + whole_s + longest(toy, SHORT)
+    turn_s = F / overhead + DEPTH * longest(toy, LONG) + longest(toy, SHORT)
     for job in served:
         batches = job.ahead // (CHUNK // 2 - THRESHOLD + 1)
         assert job.began - job.arrival <= (batches + 1) * turn_s + 1e-9

@@ -67,7 +67,7 @@ def test_limits_are_values_too() -> None:
         ),
         (
             ["--laps-config", '{"order": "spf"}'],
-            '--laps-config: order: "spf" is not one of least-work, fcfs, edf, lars',
+            '--laps-config: order: "spf" is not one of least-work, fcfs, lars,',
         ),
         (["--laps-config", '{"graph_lengths": []}'], "--batch-prefill-seq-lengths: [] is not a list of whole numbers"),
         (["--laps-config", '{"graph_lengths": [8, 0]}'], "--batch-prefill-seq-lengths: [8, 0] is not a list"),

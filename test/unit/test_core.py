@@ -9,6 +9,7 @@ import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
+from laps_core.policy.memory import HOLD_S
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
@@ -65,9 +66,10 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
 @pytest.mark.parametrize(("fetched", "goes_on"), [(900, True), (50, False)])
 def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_on: bool) -> None:
     me = core()
-    me.lacking, me.pacer.guard.credit_s = True, 1.0
+    me.lacking = True
     lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
-    plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
+    me.decide(1.0, lines, None, frees_memory=True, sent=sent)
+    plan = me.decide(1.0 + HOLD_S, lines, None, frees_memory=True, sent=sent)
     assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 
@@ -93,7 +95,7 @@ def test_what_is_paused_counts_every_batch_under_way() -> None:
     one = flight(me)
     me.under_way += [flight(me), one]
     paused = me.paused(one, 7, 28)
-    assert (paused.requests, paused.depth, paused.left_s) == (2, 2, float("inf")), "nothing is known of step times"
+    assert (paused.depth, paused.left_s) == (2, float("inf")), "nothing is known of step times"
 
 
 def test_behind_more_requests_than_are_looked_at_a_high_priority_is_seen() -> None:

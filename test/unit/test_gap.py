@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.fairness import RUN, SAVED, START_S, UNKNOWN, Gap, stretch
+from laps_core.policy.fairness import SAVED, Gap, stretch
 from pacers import spend
 
 F = 0.0045
@@ -79,7 +79,7 @@ def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> No
     gap = made(0.15)
     g, took, at = gap.seconds, 0.9 * gap.seconds, 1.0
     spend(gap, at)
-    for _ in range(3):
+    for _ in range(4):
         assert gap.presses_s() == pytest.approx(at + F)
         assert gap.opens_s() == pytest.approx(at + g)
         gap.sent(at + F)
@@ -92,18 +92,18 @@ def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> No
     assert gap.presses_s() == pytest.approx(at + g + took + F), "another run"
 
 
-def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
+def test_while_the_fixed_time_is_not_known_there_is_no_gap() -> None:
     gap = made(0.15, None)
-    assert gap.seconds == START_S
-    ran(gap, 0.0, 0.02)
-    assert gap.seconds == pytest.approx(UNKNOWN * 0.02)
+    for _ in range(SAVED + 1):
+        ran(gap, 0.0, 0.2)
+    assert (gap.seconds, gap.opens_s()) == (0.0, 0.2)
 
 
 @settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, share: float) -> None:
     """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, P = (SAVED - 1) S. R = S,
-    or RUN G + S where for a share of the batches a deadline presses."""
+    or SAVED G + S where for a share of the batches a deadline presses."""
     rng, gap, now, log = random.Random(seed), made(overhead), 0.0, []
     for _ in range(200):
         presses = rng.random() < share
@@ -118,7 +118,7 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
         now += took
     widest = max(end - begin for kind, begin, end in log if kind == "short")
     g = gap.seconds
-    most = RUN * g * (share > 0.0) + widest
+    most = SAVED * g * (share > 0.0) + widest
     assert g / (g + most) == pytest.approx(1.0 / stretch(g, widest, deadlines=share > 0.0))
     for i in range(0, len(log), 17):
         for j in range(i + 1, len(log), 13):
@@ -128,16 +128,10 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
             assert long >= (total - most - saved) * g / (g + most) - widest - 1e-9
 
 
-def test_times_are_of_any_clock() -> None:
-    gap = made(0.15, None)
-    ran(gap, 7.0, 7.02)
-    assert gap.seconds == pytest.approx(UNKNOWN * 0.02)
-
-
 def test_a_run_is_over_once_it_has_lasted_for_its_gaps() -> None:
     for short_of, runs in ((0.001, True), (0.0, False)):
         gap = made(0.5, 0.125)
         spend(gap, 1.0)
         gap.sent(1.25)
-        gap.ran(1.25, 1.25 + 0.25 * RUN - short_of)
+        gap.ran(1.25, 1.25 + 0.25 * SAVED - short_of)
         assert (gap.presses_s() < math.inf) == runs

@@ -21,7 +21,7 @@ def test_others_stand_back_for_half_of_the_time_at_most(steps: list[tuple[float,
         assert back in ((), (LONG,), (LONG, SHORT))
         now += step
         still += step if back else 0.0
-        assert still <= HOLD_S + now / 2 + (1 + now / HOLD_S) * longest
+        assert still <= now / 2 + (1 + now / HOLD_S) * longest
 
 
 @given(st.floats(0.0, 100.0), st.floats(1e-3, HOLD_S), DRAIN)
@@ -33,20 +33,20 @@ def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_
         if SHORT not in room.stand_back(now, lacking=True, drains=drain):
             built = now
         now += 0.01
-        assert now <= stuck_s + 3 * HOLD_S + drain_s + 0.1
+        assert now <= stuck_s + 4 * HOLD_S + drain_s + 0.1
 
 
 @pytest.mark.parametrize("drain", [SHORT, LONG])
-def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) -> None:
+def test_others_go_on_at_first_and_short_requests_while_long_work_drains(drain: ClassName) -> None:
     room, first = MemoryHold(), (LONG,) if drain == LONG else (LONG, SHORT)
     turns = (
-        *((100.0, first), (104.9, first), (105.0, ()), (109.9, ())),
-        *((110.0, (LONG, SHORT)), (114.9, (LONG, SHORT)), (115.0, ()), (120.0, first)),
+        *((100.0, ()), (104.9, ()), (105.0, first), (109.9, first)),
+        *((110.0, ()), (114.9, ()), (115.0, (LONG, SHORT)), (120.0, ()), (125.0, first)),
     )
     for now, back in turns:
         assert room.stand_back(now, lacking=True, drains=drain) == back
-    assert not room.stand_back(121.0, lacking=False, drains=SHORT)
-    for now, back in ((122.0, first), (127.0, ())):
+    assert not room.stand_back(126.0, lacking=False, drains=SHORT)
+    for now, back in ((127.0, ()), (132.0, first)):
         assert room.stand_back(now, lacking=True, drains=drain) == back
 
 
@@ -57,5 +57,5 @@ def test_where_nothing_gives_memory_back_it_is_tried_once_and_others_go_on() -> 
         return room.stand_back(now, lacking=True, drains=drains)
 
     assert [back(now, None) for now in (0.0, 0.1, 5.0, 10.0)] == [(LONG,), (), (), ()]
-    assert back(11.0, SHORT) == (LONG, SHORT)
-    assert [back(now, None) for now in (11.1, 11.2)] == [(LONG,), ()]
+    assert back(16.0, SHORT) == (LONG, SHORT)
+    assert [back(now, None) for now in (16.1, 16.2)] == [(LONG,), ()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.policy.fairness import OLDEST_EVERY, Patience, passes_over
-from laps_core.policy.order import ORDERS, line, slack_s
-from laps_core.policy.types import Waiting
+from laps_core.policy.order import ORDERS, in_time, line, slack_s
+from laps_core.policy.types import Paused, Waiting
 
 NOW = 100.0
 SIZES: Any = SimpleNamespace(work_s=lambda w: w.tokens * 1e-3, lone_s=lambda w: w.new_tokens * 1e-3)
@@ -61,15 +62,6 @@ def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[
 
 
 @given(JOBS)
-def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Waiting]) -> None:
-    got = [jobs[i] for i in order("edf", jobs)]
-    rank = [1 if w.deadline_s is None else 2 if slack_s(w, SIZES.work_s(w), NOW) < 0 else 0 for w in got]
-    assert rank == sorted(rank)
-    in_time = [w.deadline_s or 0.0 for w, r in zip(got, rank, strict=True) if r == 0]
-    assert in_time == sorted(in_time)
-
-
-@given(JOBS)
 def test_s_edf_is_the_formula_of_the_paper(jobs: list[Waiting]) -> None:
     def priority(w: Waiting) -> float:
         slack = slack_s(w, SIZES.work_s(w), NOW)
@@ -83,43 +75,53 @@ def test_lars_weighs_slack_by_length() -> None:
     short = job(0.0, NOW + 2.0, 0.5, 0.5)  # slack 1.5 s, three times its work
     long = job(0.0, NOW + 12.0, 8.0, 10.0)  # slack 4 s, under half its work
     assert order("lars", [short, long]) == [1, 0]
-    assert order("edf", [short, long]) == [0, 1]
+    assert order("s-edf", [short, long]) == [0, 1]
 
 
 def test_lars_lets_a_late_request_gain_and_an_open_ended_one_wait() -> None:
     late, urgent, open_ended = job(0, NOW - 1, 1, 1), job(0, NOW + 1.1, 1, 1), job(0, None, 1, 1)
     assert order("lars", [open_ended, urgent, late]) == [2, 1, 0]
-    assert order("edf", [open_ended, urgent, late]) == [1, 0, 2]
+    assert order("s-edf", [open_ended, urgent, late]) == [1, 0, 2]
 
 
-def test_who_can_just_make_it_is_in_time() -> None:
-    just, open_ended = job(0.0, NOW + 1.0, 1.0, 1.0), job(0.0, None, 1.0, 1.0)
-    assert order("edf", [open_ended, just]) == [1, 0]
+def due(work_s: float, deadline_s: float | None) -> Waiting:
+    return job(90.0, None if deadline_s is None else NOW + deadline_s, work_s, work_s)
 
 
-def test_somebody_older_who_stays_behind_is_passed_over() -> None:
-    waiting = [Waiting(100, 0, since_s) for since_s in (3.0, 1.0, 2.0, 1.0)]
-    for picked, passed in (
-        ((), False),
-        ((1,), False),
-        ((1, 3), False),
-        ((2,), True),
-        ((1, 2), True),
-        ((1, 3, 2), False),
-    ):
-        assert passes_over(waiting, picked) == passed
-    assert not passes_over(waiting, range(4))
+def test_least_work_serves_who_can_be_in_time_then_open_ended_then_late() -> None:
+    jobs = [due(0.5, None), due(2.0, 3.0), due(0.1, -1.0), due(0.4, None), due(0.5, 1.0)]
+    assert order("least-work", jobs) == [4, 1, 3, 0, 2]
 
 
-def test_patience_ends_after_so_many_turns() -> None:
-    patience = Patience()
-    for _ in range(3):
-        for _ in range(OLDEST_EVERY - 1):
-            assert not patience.due
-            patience.served(True)
-        assert patience.due
-        patience.served(True)
-    for _ in range(3 * OLDEST_EVERY):
-        patience.served(True)
-        patience.served(False)
-        assert not patience.due
+def test_where_not_all_can_be_in_time_the_largest_is_left_out() -> None:
+    jobs = [due(1.9, 2.0), due(0.5, 2.5), due(0.5, 2.6), due(0.5, 2.7)]
+    assert order("least-work", jobs) == [1, 2, 3, 0]
+    assert order("s-edf", jobs) == [0, 1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(-1.0, 6.0)), max_size=7))
+def test_no_choice_has_more_in_time(spec: list[tuple[float, float]]) -> None:
+    jobs = [due(work_s, deadline_s) for work_s, deadline_s in spec]
+    works = [SIZES.work_s(w) for w in jobs]
+
+    def ends(chosen: Sequence[int]) -> bool:
+        end = NOW
+        for i in sorted(chosen, key=lambda i: jobs[i].deadline_s or 0.0):
+            end += works[i]
+            if end > (jobs[i].deadline_s or 0.0):
+                return False
+        return True
+
+    found = in_time(jobs, works, NOW)
+    assert ends(found)
+    everything = range(len(jobs))
+    assert not any(ends(c) for c in combinations(everything, len(found) + 1))
+
+
+@pytest.mark.parametrize(("name", "before"), [("least-work", [2, 0]), ("fcfs", []), ("s-edf", [0]), ("lars", [0])])
+def test_only_who_goes_before_what_is_paused_is_in_line(name: str, before: list[int]) -> None:
+    jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
+    paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
+    assert line(ORDERS[name], jobs, SIZES, NOW, paused) == (
+        sorted(before, key=lambda i: i != 0) if name == "least-work" else before
+    )

@@ -126,36 +126,27 @@ def test_a_higher_priority_comes_before_the_gap(paused: Paused | None) -> None:
 # -- memory
 
 
-def test_room_is_kept_for_a_prompt_that_is_owed_only() -> None:
+def test_room_is_kept_for_a_prompt_that_has_lacked_it_for_long() -> None:
     me = pacer()
     shorts, longs = [short("a")], [long(20_000, 0.0), long(500, 1.0)]
-    assert me.plan(1.0, shorts, longs, lacking=True).held != "memory", "it is owed nothing yet"
-    run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
-    plan = me.plan(1.1, shorts, longs, lacking=True)
-    assert plan.held == "memory"
-    assert (plan.order, plan.picked, plan.long.picked[0]) == ((LONG,), (), 0)
-    assert Plan.of(plan.numbers()).held == "memory"
-    for at, kept in ((1.2, True), (1.1 + HOLD_S, False), (1.1 + 2 * HOLD_S, True)):
+    for at, kept in ((1.0, False), (1.0 + HOLD_S, True), (1.0 + 2 * HOLD_S, False), (1.0 + 3 * HOLD_S, True)):
         plan = me.plan(at, shorts, longs, lacking=True)
         assert (plan.held == "memory", bool(plan.picked)) == (kept, not kept)
+        assert Plan.of(plan.numbers()).held == plan.held
+    assert (plan.order, plan.picked, plan.long.picked[0]) == ((LONG,), (), 0)
+    beside = me.plan(1.1 + 3 * HOLD_S, shorts, longs, lacking=True, paused=paused())
+    assert beside.held == "memory"
+    assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
     assert me.plan(20.0, shorts, longs).held != "memory", "it has found room"
     assert me.plan(21.0, shorts, [], lacking=True).held != "memory"
 
 
-def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
-    late, shorts = [long(500, -60.0)], [short("a")]
-    assert pacer().plan(1.0, shorts, late, lacking=True).held == "memory"
-    assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).held == "memory"
-    beside = pacer().plan(1.0, shorts, late, lacking=True, paused=paused())
-    assert beside.held == "memory"
-    assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
-
-
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
-    shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
-    plan = pacer().plan(1.0, shorts, late, lacking=True, drains=LONG)
-    assert (plan.order, plan.long.picked[0], plan.picked, plan.held == "memory") == ((LONG, SHORT), 0, (0,), False)
-    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
+    me, shorts, longs = pacer(), [short("a")], [long(500, -60.0), long(400, 1.0)]
+    me.plan(1.0, shorts, longs, lacking=True, drains=LONG)
+    plan = me.plan(1.0 + HOLD_S, shorts, longs, lacking=True, drains=LONG)
+    assert (plan.order, plan.long.picked[0], plan.picked, plan.held) == ((LONG, SHORT), 0, (0,), "")
+    beside = me.plan(1.1 + HOLD_S, [], [longs[0], long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
 
@@ -171,7 +162,6 @@ def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
 @pytest.mark.parametrize("layers", [0, 28])
 def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_is_too_little(layers: int) -> None:
     me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
-    assert me.plan(1.0, shorts, longs, lacking=True).held == "memory"
     plan = me.plan(1.1, shorts, longs, lacking=True, drains=None)
     assert (plan.order, plan.long.picked[0], plan.mixed, plan.held == "memory") == ((LONG, SHORT), 1, False, False)
     assert plan.picked == (0,)
@@ -308,3 +298,22 @@ def test_who_is_answered_in_time_is_counted_by_class() -> None:
     classes = me.status(1000.0)["slo"]["classes"]
     assert {kind: (c["met"], c["missed"]) for kind, c in classes.items()} == {"short": (1, 0), "long": (0, 1)}
     assert me.status(1000.0)["preemption"]["gap_ms"] == pytest.approx(GAP * 1e3)
+
+
+def test_a_hold_ends_with_the_requests_that_were_held() -> None:
+    config = LapsConfig(window="fixed", wait_window_ms=5.0)
+    me = Pacer(config, chunk_tokens=CHUNK)
+    for forget in (
+        lambda now: me.nothing_waits(),
+        lambda now: me.plan(now, [], [Waiting(5000, 0, 0.0)]),
+    ):
+        me.arrived(1.0, 1)
+        assert me.plan(1.0, [Waiting(50, 0, 1.0, None)], []).held == "window"
+        forget(1.001)
+        me.arrived(600.0, 1)
+        later: list[Waiting] = [Waiting(50, 0, 600.0, None)]
+        assert me.plan(600.0, later, []).held == "window"
+        plan = me.plan(600.006, later, [])
+        assert (plan.order, plan.account.reason) == ((SHORT,), "window")
+        assert plan.account.waited_s < 0.01
+        launch(me, 600.006, plan)

@@ -10,10 +10,9 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from laps_core.policy.fairness import OLDEST_EVERY
 from laps_core.policy.types import Waiting
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.queue import Queue, TurnedAway
+from sglang_router_laps.queue import OLDEST_EVERY, Queue, TurnedAway
 
 
 def queue(size: int = 100) -> Queue:

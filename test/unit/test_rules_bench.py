@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
@@ -22,14 +23,14 @@ PLACE = Case("h200-qwen3-8b", "mix 50%")
 
 
 def test_a_rule_is_back_once_the_simulation_is_over() -> None:
-    rule = Rule("", "", patches=[put(fairness, "SAVED", 1), put(preemption, "OVERTAKE_DEPTH", 0)])
-    before = fairness.SAVED, preemption.OVERTAKE_DEPTH
+    rule = Rule("", "", patches=[put(fairness, "SAVED", 1), put(preemption, "DEPTH", 0)])
+    before = fairness.SAVED, preemption.DEPTH
     with rule.taken_out():
-        assert (fairness.SAVED, preemption.OVERTAKE_DEPTH) == (1, 0)
-    assert before == (fairness.SAVED, preemption.OVERTAKE_DEPTH)
+        assert (fairness.SAVED, preemption.DEPTH) == (1, 0)
+    assert before == (fairness.SAVED, preemption.DEPTH)
     with pytest.raises(KeyError), rule.taken_out():
         raise KeyError
-    assert before == (fairness.SAVED, preemption.OVERTAKE_DEPTH)
+    assert before == (fairness.SAVED, preemption.DEPTH)
 
 
 def test_the_book_lists_every_rule() -> None:
@@ -98,7 +99,8 @@ def test_filled_batches_cut_the_last_prompt_and_hold_one_that_is_cut() -> None:
         return Waiting(tokens, 0, 0.0, started=started)
 
     def filled(*items: Waiting) -> list[int]:
-        return fills(items, lambda w: 1.0, budget=100, fixed_s=0.0, waiting=0)
+        sizes: Any = None
+        return fills(items, sizes, budget=100, waiting=0)
 
     assert filled(item(60), item(30), item(30), item(30)) == [0, 1, 2]
     assert filled(item(60, started=True), item(50), item(40)) == [0, 2]

@@ -94,7 +94,7 @@ def test_without_laps_or_stock_nothing_is_judged() -> None:
         assert names == [] if gone == "laps" else all("fcfs" not in n for n in names)
 
 
-TERMS = Terms(LONE, gap_s=0.03, patience=8.0, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
+TERMS = Terms(LONE, gap_s=0.03, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
 
 
 def test_the_promise_is_judged_by_the_worst_round() -> None:
@@ -111,7 +111,7 @@ def test_what_is_promised_counts_what_waited_before() -> None:
     assert worst(seen, LONG, TERMS) == pytest.approx(max(1.0 / bounds[0], 2.0 / bounds[1]))
     # (2 A + 2 B) / guard, stretched by the short batches, and once more for those under way; and those saved up.
     gap, short, long = 0.03, LONE(512), LONE(4096) - LONE(3072)
-    assert bounds[0] == pytest.approx(((0.2 + 2 * long) / 0.25 + gap) * (4.0 + short / gap) + 3 * short)
+    assert bounds[0] == pytest.approx(((0.2 + 2 * long) / 0.25 + gap) * (5.0 + short / gap) + 3 * short)
     assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100, short))
     assert math.isinf(worst([*seen, answer(9.5, 1000, None)], LONG, TERMS))
     assert math.isnan(worst(seen[:1], SHORT, TERMS))

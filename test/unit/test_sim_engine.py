@@ -310,8 +310,8 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
         return seen
 
     assert first_three("fcfs") == [[0], [0], [1]]
-    # All are late; by slack relative to work the smallest is the latest.
-    assert first_three("lars") == [[2], [2], [0]]
+    # All are late; by slack relative to work the smallest is the latest. The guard has the oldest go on.
+    assert first_three("lars") == [[2], [0], [2]]
 
 
 def test_by_the_whole_prompt_the_work_is_still_what_the_cache_leaves() -> None:

@@ -76,14 +76,6 @@ def test_how_many_find_room_and_how_long_they_take_beside_others() -> None:
 def test_a_second_of_waiting_weighs_the_more_the_shorter_the_request() -> None:
     me, short, long = sizes(), Waiting(64, 0, 0.0), Waiting(768, 0, 0.0)
     assert me.weight([short, long]) == 1 / me.lone_s(short) + 1 / me.lone_s(long)
-    assert me.weights([short], [short, long]) == (1 / me.lone_s(short), pytest.approx(1 / me.lone_s(long)))
-
-
-def test_the_one_furthest_behind_by_its_own_lone_time() -> None:
-    me = sizes()
-    brief = Waiting(64, 0, 9.0)
-    assert me.behind(10.0, [PARKED, brief]) == 10.0 / me.lone_s(PARKED)
-    assert me.behind(10.0, []) == 0.0
 
 
 def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:

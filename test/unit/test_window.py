@@ -98,12 +98,12 @@ def test_a_tight_deadline_is_not_waited_away() -> None:
     assert window.status()["mode"] == "sla"
 
 
-def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> None:
+def test_late_ones_are_counted_and_keep_their_turn() -> None:
     window = opened(LapsConfig(wait_window_ms=0.0))
     shorts = [short(0, deadline=-1.0), short(0, deadline=9.0), short(0), short(0, deadline=0.001)]
     answer = ask(window, 0.0, shorts)
     assert answer.held != "window"
-    assert answer.picked == (1, 2, 0, 3)
+    assert answer.picked == (0, 1, 2, 3)
     assert answer.account.late == 2
     window.dispatched(0.0, 4, 0.0, answer.account.reason, answer.account.late)
     assert window.status()["late"] == 2

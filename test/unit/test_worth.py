@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from laps_core.length import LONG, SHORT
-from laps_core.policy.batching import AHEAD
-from laps_core.policy.fairness import PATIENCE
+from laps_core.policy.exchange import AHEAD
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Paused, Plan, Waiting
 from pacers import CHUNK, GAP, TOKEN, F, ended, launch, long, pacer, short, spend
@@ -19,7 +18,7 @@ LONE = F + 50 * TOKEN
 
 def waits(me: Pacer, left_s: float, others: int, *, weight: float = 0.0, now: float = 1.0, tokens: int = 300) -> Plan:
     """One short request, so many long ones that wait, and a batch that is paused."""
-    paused = Paused(left_s, 1, 1, weight=weight)
+    paused = Paused(left_s, 1, weight=weight)
     return me.plan(now, [short("a", arrival=now)], [long(tokens, now)] * others, paused=paused)
 
 
@@ -42,20 +41,12 @@ def test_those_in_the_paused_batch_lose_the_whole_short_one() -> None:
     assert waits(pacer(), 0.999 * enough, 0, weight=5.0).order[:1] != (SHORT,)
 
 
-def test_after_some_gaps_it_preempts_whatever_that_costs() -> None:
-    for waited, preempts in ((0.999, False), (1.001, True)):
-        one = [short("a", arrival=1.0), short("b", arrival=1.0 + 0.9 * PATIENCE * GAP)]
-        now = 1.0 + waited * PATIENCE * GAP
-        plan = pacer().plan(now, one, [long(300, now)] * 400, paused=Paused(0.02, 1, 1, weight=1.0))
-        assert (plan.order[:1] == (SHORT,)) == preempts
-
-
 def test_a_deadline_that_the_batch_would_make_it_miss_counts_more() -> None:
     me, now = pacer(), 1.0
     spend(me.gap, now - 2 * GAP)
     for slack, first in ((0.5, LONG), (0.03, SHORT)):
         one = [short("a", arrival=now, deadline=now + LONE + slack)]
-        plan = me.plan(now, one, [long(300, now)] * 400, paused=Paused(0.1, 1, 1, weight=1.0))
+        plan = me.plan(now, one, [long(300, now)] * 400, paused=Paused(0.1, 1, weight=1.0))
         assert (plan.order[:1] == (SHORT,)) == (first is SHORT)
 
 
@@ -64,7 +55,7 @@ def test_while_a_steps_fixed_time_is_not_known_it_preempts() -> None:
 
 
 def test_a_higher_priority_asks_for_no_price() -> None:
-    paused = Paused(0.001, 1, 1, weight=100.0)
+    paused = Paused(0.001, 1, weight=100.0)
     assert pacer().plan(1.0, [short("a")], [long(300)] * 400, urgent=SHORT, paused=paused).order[:1] == (SHORT,)
 
 
@@ -120,15 +111,6 @@ def test_the_oldest_prompt_has_had_no_turn_if_it_was_left_out() -> None:
         assert (plan.mixed, plan.long.picked, plan.account.oldest) == (True, picked, oldest)
 
 
-def test_nothing_is_shared_that_takes_longer_than_its_patience() -> None:
-    plan = pacer(chunk=None).plan(1.0, [short("a")], many(20))
-    assert plan.mixed
-    assert len(plan.long.picked) * 260 * TOKEN <= PATIENCE * GAP
-    plan = pacer(chunk=None).plan(1.0, [short("a")], many(500))
-    assert not plan.mixed
-    assert len(plan.long.picked) * 260 * TOKEN > PATIENCE * GAP
-
-
 def test_a_deadline_that_sharing_would_miss_and_a_batch_of_its_own_would_make() -> None:
     def mixed(deadline_s: float) -> bool:
         return pacer(chunk=4096).plan(1.0, [short("a", deadline=1.0 + deadline_s)], many()).mixed
@@ -160,15 +142,6 @@ def test_a_short_request_shares_no_long_step_for_nothing_while_another_preempts(
         assert (plan.order, plan.mixed) == ((LONG, SHORT), False)
         assert me.plan(now, shorts, [long(300, 1.0)]).mixed, "this one costs it less than it brings"
         ended(me, on_the_device, 0.99, now)
-
-
-def test_a_step_that_is_shared_takes_no_longer_than_the_patience_though_the_gap_is_closed() -> None:
-    most = round(PATIENCE * GAP / TOKEN)
-    for tokens, shared in ((most - 1, True), (most + 1, False)):
-        me = pacer(chunk=most + 300)
-        spend(me.gap, 1.0)
-        waiting = [long(tokens, 0.0), *[long(9000, 0.5)] * 500]
-        assert me.plan(1.0, [short("a", 250)], waiting, waiting=9000).mixed == shared
 
 
 def test_a_priority_shares_nothing() -> None:

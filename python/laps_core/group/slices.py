@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from laps_core.group.choice import Choice, at, step_s
 from laps_core.group.menu import Menu
-from laps_core.policy.batching import AHEAD
+from laps_core.policy.exchange import AHEAD
 
 LONGER = 5.0
 """Slices of a group are this many times ``slice_ms``: each of their boundaries costs an exchange between the ranks."""

@@ -1,57 +1,44 @@
-"""Batches of long prompts: least remaining work first, together as long as sharing a step pays. Beyond the paper."""
+"""Batches of long prompts: first in order, and those who join as long as that pays. Beyond the paper."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from laps_core.length import LONG
-from laps_core.policy.fairness import Gap, Guard, Patience
-from laps_core.policy.order import LEAST_WORK, ORDERS, line, slack_s
+from laps_core.policy.exchange import gain
+from laps_core.policy.fairness import Gap, Guard
+from laps_core.policy.order import ORDERS, line, slack_s
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 
-AHEAD = 2.0
-"""Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
-
-
-def step_costs(fixed_s: float, others: float) -> float:
-    """Cost of one more step, of which `fixed_s` (seconds) is fixed time: all `others` who wait have to wait longer, be
-    it their number (then seconds) or the sum of their weights (then a ratio)."""
-    return fixed_s * AHEAD * others
-
 
 def pack(
-    items: Sequence[Waiting], beside_s: Callable[[Waiting], float], *, budget: int, fixed_s: float, waiting: int,
-    left_s: float | None = None,
-) -> list[int]:  # fmt: skip
+    items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, left_s: float | None = None
+) -> list[int]:
     """Indices of the first of `items`, and of those behind it that it pays to take along, in order.
 
-    A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
-    those already in the batch by its own time. It goes along while the sum of latencies falls. An idle server runs
-    small batches, each first token as early as can be; a loaded one fills them. Only a prompt of its own is cut: the
-    piece of another would delay a batch and be a first token to nobody.
+    An idle server runs small batches, each first token as early as can be; a loaded one fills them. Only a prompt of
+    its own is cut: the piece of another would delay a batch and be a first token to nobody. Where the first has to end
+    within `left_s` (seconds), others go along that fit into that time (FlowPrefill, SLO-aware batching).
 
-    Where the first has to end within `left_s` (seconds), others go along that fit into that time (FlowPrefill,
-    SLO-aware batching).
-
-    items: in the order to serve them. beside_s: predicts the time of what is left of one, beside others in a batch
-    (seconds). budget: new tokens a batch may hold. waiting: requests of both classes that wait. A batch holds one
-    prompt in progress at most, as SGLang has one slot for it.
+    items: in the order to serve them. budget: new tokens a batch may hold. everybody: weight of all who wait. delayed:
+    weight of those who are paused for the batch. A batch holds one prompt in progress at most, as SGLang has one slot
+    for it.
     """
     picked: list[int] = []
     room, slot_taken = budget, False
     for i, item in enumerate(items):
-        if room <= 0 or (picked and left_s is not None and left_s <= 0.0):
+        if room <= 0:
             break
         if item.started and slot_taken:
             continue
-        seconds = beside_s(item)
+        seconds = sizes.beside_s(item)
         if picked and left_s is not None and (item.tokens > room or seconds > left_s):
             continue
         if picked and left_s is None:
-            delay = len(picked) * seconds
-            if item.tokens > room or delay > step_costs(fixed_s, waiting - len(picked)):
+            saved_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
+            if item.tokens > room or gain(saved_s, waiting - len(picked), (len(picked), -seconds)) < 0.0:
                 break
         picked.append(i)
         room -= min(item.tokens, room)
@@ -72,23 +59,21 @@ class LongBatches:
 
     def __init__(self, order: str, sizes: Sizes, gap: Gap, guard: Guard) -> None:
         """`order`: a name in ORDERS."""
-        self.order, self.least_work = ORDERS[order], order == LEAST_WORK
+        self.order = ORDERS[order]
         self._sizes, self._gap, self._guard = sizes, gap, guard
-        self.patience = Patience()
 
     def add_next(
         self, plan: Plan, now: float, longs: Sequence[Waiting], waiting: int, *, joining: Sequence[Waiting] = (),
         oldest_first: bool | None = None,
     ) -> Plan:  # fmt: skip
-        """The plan with the next long batch. `waiting`: how many wait in all. `joining`: short requests that share the
-        step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
+        """The plan with the next long batch. `everybody`: weight of all who wait. `joining`: short requests that share
+        the step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
         if not longs:
             return plan
         sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
         oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
         if oldest_first is None:
-            due = self._guard.due() if self.least_work else self.patience.due
-            oldest_first = due and longs[oldest].priority == longs[turns[0]].priority
+            oldest_first = self._guard.due() and longs[oldest].priority == longs[turns[0]].priority
         if oldest_first:
             turns.remove(oldest)
             turns.insert(0, oldest)
@@ -97,9 +82,7 @@ class LongBatches:
         if not sizes.layers and sizes.chunk is not None:
             joined = sum(sizes.whole_units(w.tokens) for w in joining)
             budget = sizes.timely_chunk(batch[0], joined, self._gap.seconds)
-        fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
-        left_s = None if self.least_work else ends_s(batch[0], sizes, now)
-        packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting, left_s=left_s)
+        packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=ends_s(batch[0], sizes, now))
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
         account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)

@@ -1,32 +1,19 @@
-"""Bounds on who waits for whom: a gap between preemptions, a share for the oldest, a turn by arrival. Beyond the paper.
+"""Bounds on who waits for whom: a gap between preemptions, a share for the oldest. Beyond the paper.
 
-Least work first sees only who waits now: alone it spends the device on steps, and starves the largest prompt.
+An exchange sees only who waits now: alone it spends the device on steps, and starves the largest prompt.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import Waiting
 
-PATIENCE = 8.0
-"""A short request that has waited this many gaps preempts even where that does not pay."""
-RUN = 3.0
-"""Short batches with a deadline that presses may follow each other for this many gaps, before long work has its next
-one."""
 SAVED = 4
 """So many preemptions may follow each other at once, where there was none for as many gaps."""
-UNKNOWN = 2.0
-"""While a step's fixed time is not known, the gap is this many times the last short batch."""
-START_S = 0.025
-"""The gap before anything was measured: some 6.4 ms of fixed time, an 8B model on an H200, at the default overhead."""
+
 LATE = 0.1
-"""Share left to a prompt that is too late for its deadline: it ends, but others can still be in time."""
-OLDEST_EVERY = 8
-"""Every so many turns in which older requests are passed over, one goes by arrival: requests that an order would leave
-behind for good cost the others at most an eighth of the device."""
+"""Part of the guard's share that a prompt keeps which is too late for its deadline: others can still be in time."""
 
 
 class Gap:
@@ -35,15 +22,12 @@ class Gap:
     Each such batch costs a step's fixed time F, for the weights are read once more. There is one in each F / `overhead`
     of the time that long work has, so preemption costs at most `overhead` of the device. Those that were not needed are
     saved up, to SAVED: where short requests are few, each preempts as it comes. Where they are many they gather, and
-    long work runs meanwhile: the device never idles for the sake of a fuller batch.
-
-    Once the gap is over a batch preempts where that pays, and in any case when one of its requests has waited for
-    PATIENCE gaps. Batches that would miss a deadline by waiting follow each other a fixed time apart, for RUN gaps;
-    they may cost more than `overhead`.
+    long work runs meanwhile: the device never idles for the sake of a fuller batch. Batches that would miss a deadline
+    by waiting follow each other a fixed time apart, for SAVED gaps; they may cost more than `overhead`.
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
-    P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else RUN G + S: half of a long
-    time, or a quarter to a fifth of it, while S is shorter than G.
+    P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else SAVED G + S: half of a long
+    time, or a fifth to a sixth of it, while S is shorter than G.
     """
 
     def __init__(self, overhead: float, sizes: Sizes) -> None:
@@ -54,17 +38,13 @@ class Gap:
         self._owed = 0.0
         """Gaps until all is saved up again, when the last batch had been sent."""
         self._sent = 0
-        self._last_s: float | None = None
         self._begun_s = -math.inf
         self._follows = False
 
     @property
     def seconds(self) -> float:
-        """The gap."""
-        fixed_s = self._sizes.fixed_s
-        if fixed_s is not None:
-            return fixed_s / self._overhead
-        return START_S if self._last_s is None else UNKNOWN * self._last_s
+        """The gap; 0 while F is not known."""
+        return (self._sizes.fixed_s or 0.0) / self._overhead
 
     def opens_s(self, ends_s: float = math.inf) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended. `ends_s`: when one
@@ -74,8 +54,8 @@ class Gap:
 
     def presses_s(self) -> float:
         """From when on a batch may preempt that a deadline does not let wait: a fixed time after the last one, in a run
-        of RUN gaps. Infinite where only ``opens_s`` counts."""
-        runs = self.ended_s - self._begun_s < RUN * self.seconds
+        of SAVED gaps. Infinite where only ``opens_s`` counts."""
+        runs = self.ended_s - self._begun_s < SAVED * self.seconds
         return math.inf if self._sent or not runs else self.ended_s + (self._sizes.fixed_s or 0.0)
 
     def sent(self, now: float) -> None:
@@ -90,17 +70,17 @@ class Gap:
         self._sent -= 1
         if not self._follows:
             self._begun_s = begin
-        self.ended_s, self._last_s = end, end - begin
+        self.ended_s = end
 
 
 def stretch(gap_s: float, short_s: float, *, deadlines: bool = True) -> float:
     """How many times as long as alone the long class may take in the long run, with short batches of at most `short_s`
     seconds, with `deadlines` that press or without. At first, SAVED - 1 such batches come on top."""
-    return 1.0 + RUN * deadlines + short_s / gap_s
+    return 1.0 + SAVED * deadlines + short_s / gap_s
 
 
 class Guard:
-    """Gives a share of long time to the prompt that has waited longest.
+    """Gives a share of long time to the prompt that has waited longest, whatever the order.
 
     A ledger in seconds of device time: a long batch without the oldest prompt earns it `share` of its time, one with it
     costs it the rest. While the ledger is positive the oldest goes first.
@@ -130,7 +110,7 @@ class Guard:
         share = self.share * LATE if late else self.share
         delay_s, self._delay_s = self._delay_s, 0.0
         if oldest:
-            self.credit_s = max(self.credit_s - (1.0 - share) * seconds, -(1.0 - share) * seconds)
+            self.credit_s = max(self.credit_s, 0.0) - (1.0 - share) * seconds
         else:
             seconds += delay_s
             self.credit_s = min(self.credit_s + share * seconds, seconds)
@@ -142,32 +122,3 @@ class Guard:
     def none_waits(self) -> None:
         """No long work is left: nothing is carried over to the next arrival."""
         self.credit_s = self._delay_s = 0.0
-
-
-class Patience:
-    """Bounds how often a request is passed over, under any order and any load.
-
-    An order that puts somebody last (who is too late for his deadline, or has none) serves him never while others keep
-    coming. Here, whoever is the oldest of those that wait is served within OLDEST_EVERY turns, and so a request with
-    n older ones before it within (n + 1) OLDEST_EVERY turns.
-    """
-
-    def __init__(self) -> None:
-        self._passed = 0
-
-    @property
-    def due(self) -> bool:
-        """Return True if the next turn goes by arrival."""
-        return self._passed >= OLDEST_EVERY - 1
-
-    def served(self, passed_over: bool) -> None:
-        """A turn was taken; `passed_over`: by somebody younger than one who still waits."""
-        self._passed = self._passed + 1 if passed_over and not self.due else 0
-
-
-def passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
-    """Return True if a request older than one of the `picked` is not among them."""
-    if not picked or len(picked) == len(waiting):
-        return False
-    youngest_s, taken = max(waiting[i].since_s for i in picked), set(picked)
-    return any(w.since_s < youngest_s and i not in taken for i, w in enumerate(waiting))

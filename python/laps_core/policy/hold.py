@@ -29,8 +29,6 @@ Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
 predicted."""
-RETURN_WINDOWS = 4.0
-"""Clients who come later than this many times W_max after their batch have not come back."""
 PAYS = 0.6
 """Share of what it saves that a hold may take, and least chance that it saves it (0..1)."""
 TRIAL = 1.0 / 64.0
@@ -53,7 +51,7 @@ class Window:
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
-        self._returning, self._following = Groups(RETURN_WINDOWS * self._w_max_s), Groups(self._w_max_s)
+        self._returning, self._following = Groups(self._w_max_s), Groups(self._w_max_s)
         self._waiting = 0
         self._started: deque[float] = deque(maxlen=8)
         """When each batch that runs has started."""
@@ -108,18 +106,20 @@ class Window:
 
     # -- decisions
 
-    def decide(
-        self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True,
-        contended: bool = False,
-    ) -> Plan:  # fmt: skip
+    def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, contended: bool = False) -> Plan:
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
 
         ``shorts``: all that wait (not empty), in the order to serve them. ``token_budget``: new tokens one batch may
-        hold; the first request is taken whatever its size. ``late_last``: those that can no longer make their deadline
-        go behind the others. ``contended``: long work waits or is paused, so that nothing is held.
+        hold; the first request is taken whatever its size. ``contended``: long work waits or is paused, so that nothing
+        is held.
         """
         self._waiting = len(shorts)
-        picked, slacks = self._filled(now, shorts, token_budget, late_last)
+        picked, room = [0], token_budget - shorts[0].tokens
+        for i, waiting in enumerate(shorts[1:], 1):
+            if waiting.tokens <= room:
+                picked.append(i)
+                room -= waiting.tokens
+        slacks = self._slacks(now, shorts, token_budget)
         held_since = min(now, self._held_since)
         verdict: str | float = "preempt"
         if not contended:
@@ -132,19 +132,6 @@ class Window:
             return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))
         self._held_since = held_since
         return Plan((), held="window", account=Account(until_s=verdict))
-
-    def _filled(
-        self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool
-    ) -> tuple[list[int], list[float]]:
-        """(Those that fit: late ones last, the first always; the slack of each of ``shorts`` in seconds.)"""
-        slacks = self._slacks(now, shorts, token_budget)
-        order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
-        picked, room = order[:1], token_budget - shorts[order[0]].tokens
-        for i in order[1:]:
-            if shorts[i].tokens <= room:
-                picked.append(i)
-                room -= shorts[i].tokens
-        return picked, slacks
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 from laps_core.length import LONG, SHORT, ClassName
 
 HOLD_S = 5.0
-"""Time (seconds) for which others stand back. What runs drains in less, transfers included, unless a decode server does
-not fetch what was computed for it; that may last minutes."""
+"""Time (seconds) for which others go on, then stand back, in turn. What runs drains in less, transfers included, unless
+a decode server does not fetch what was computed for it; that may last minutes."""
 
 
 class MemoryHold:
@@ -16,9 +16,9 @@ class MemoryHold:
     memory would never start. With none built, it starts once the running work that holds memory drains. Short requests
     hold little: while other long work drains, only long requests stand back.
 
-    Bound: once what other work may hold for good leaves enough, it starts after at most 3 HOLD_S and the time that the
+    Bound: once what other work may hold for good leaves enough, it starts after at most 4 HOLD_S and the time that the
     short batches in flight take to drain; for this, that time must be below HOLD_S. Of any time, others stand back for
-    half at most, beyond the first HOLD_S.
+    half at most.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MemoryHold:
             return () if tried else (LONG,)
         self._tried = False
         turn = int((now - self._since_s) / HOLD_S) % 4
-        if turn % 2:
+        if turn % 2 == 0:
             return ()
-        # It may never drain: then short requests stand back by the third turn.
-        return (LONG,) if drains == LONG and not turn else (LONG, SHORT)
+        # It may never drain: then short requests stand back by the fourth turn.
+        return (LONG,) if drains == LONG and turn == 1 else (LONG, SHORT)

@@ -1,24 +1,21 @@
-"""Order inside a length class: who is served first. Smaller keys first; equal keys keep their order of arrival.
+"""Order of long prompts: who is served first. Smaller keys first; equal keys keep their order of arrival.
 
-A new one goes into ``ORDERS`` and into the knob: the type of ``LapsConfig.order`` has the same names. Only least-work
-has the guard; under all others, and for short requests, ``Patience`` bounds how often somebody is passed over.
+A new one goes into ``ORDERS`` and into the knob: the type of ``LapsConfig.order`` has the same names. The guard bounds
+how long any of them leaves a prompt behind.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import Waiting
+from laps_core.policy.types import Paused, Waiting
 
 Key = tuple[float, ...]
-Lone = Callable[[Waiting], float]
-"""Predicts the time of all of a request, alone on the server (seconds)."""
-Order = Callable[[Waiting, float, Lone, float], Key]
-"""(request, predicted time of what is left, predicts the time of all of it, now; seconds) -> sort key. Its last element
-is the time of arrival, or 0 where that counts before: ``preemption`` leaves it out when it compares a prompt with a
-paused batch."""
+Order = Callable[[Waiting, float, float, float], Key]
+"""(request, predicted time of what is left, predicted time of all of it alone, now; seconds) -> sort key."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
@@ -28,38 +25,23 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
     return math.inf if w.deadline_s is None else w.deadline_s - now - work_s
 
 
-def least_work(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
-    """Least remaining work first, with a guard for the prompt that has waited longest; deadlines do not count."""
-    return work_s, w.since_s
+def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+    """Least remaining work first, those who miss their deadline behind the others. ``line`` puts in front who can be in
+    time."""
+    return w.deadline_s is not None, work_s, w.since_s
 
 
-def fcfs(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
+def fcfs(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     """First come, first served."""
     return (w.since_s,)
 
 
-def edf(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
-    """Earliest deadline first among those that can still make it.
-
-    Then those without a deadline, then those too late, each by arrival: a lost deadline must not cost another one.
-    """
-    if w.deadline_s is None:
-        return _NO_DEADLINE, w.since_s, 0.0
-    if slack_s(w, work_s, now) < 0.0:
-        return _LATE, w.since_s, 0.0
-    return _IN_TIME, w.deadline_s, w.since_s
+def lars(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+    """Smallest slack relative to total work first (Medha). Without a deadline: after all others, by arrival."""
+    return slack_s(w, work_s, now) / max(lone_s, 1e-9), w.since_s
 
 
-def lars(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
-    """Smallest slack relative to total work first (Medha).
-
-    A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
-    Without a deadline: after all others, by arrival.
-    """
-    return slack_s(w, work_s, now) / max(lone_s(w), 1e-9), w.since_s
-
-
-def s_edf(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
+def s_edf(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     """Largest sgn(slack) / deadline first (FlowPrefill).
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
@@ -74,14 +56,38 @@ def s_edf(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
 
 
 LEAST_WORK = "least-work"
-ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
+ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "lars": lars, "s-edf": s_edf}
 
 
-def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float) -> list[int]:
-    """Indices of ``waiting`` in the order to serve them at ``now`` (seconds): by priority, then as ``order`` says."""
+def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, paused: Paused | None = None) -> list[int]:
+    """Indices of ``waiting`` in the order to serve them at ``now`` (seconds): by priority, then as ``order`` says; with
+    ``paused``, of those alone who go before it."""
+    items, works = [*waiting], [sizes.work_s(w) for w in waiting]
+    lone = [sizes.lone_s(w) for w in waiting]
+    if paused is not None:
+        items.append(Waiting(0, 0, -math.inf, paused.deadline_s, priority=paused.priority))
+        works.append(paused.left_s)
+        lone.append(paused.left_s)
+    rank = {i: n for n, i in enumerate(in_time(items, works, now))} if order is least_work else {}
 
     def key(i: int) -> Key:
-        w = waiting[i]
-        return w.priority, *order(w, sizes.work_s(w), sizes.lone_s, now)
+        return items[i].priority, rank.get(i, len(rank)), *order(items[i], works[i], lone[i], now)
 
-    return sorted(range(len(waiting)), key=key)
+    turns = sorted(range(len(items)), key=key)
+    return turns if paused is None else turns[: turns.index(len(waiting))]
+
+
+def in_time(items: Sequence[Waiting], works: Sequence[float], now: float) -> list[int]:
+    """Indices of as many as can meet their deadlines one after the other, the earliest first.
+
+    Where not all can, the largest is left out (Moore and Hodgson's algorithm: no other choice has more in time).
+    """
+    due = [(w.deadline_s, w.since_s, i) for i, w in enumerate(items) if w.deadline_s is not None]
+    found: list[tuple[float, int, int]] = []
+    end = now
+    for n, (deadline_s, _, i) in enumerate(sorted(due)):
+        heapq.heappush(found, (-works[i], n, i))
+        end += works[i]
+        if end > deadline_s:
+            end += heapq.heappop(found)[0]
+    return [i for _, _, i in sorted(found, key=lambda one: one[1])]

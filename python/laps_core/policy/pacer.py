@@ -21,17 +21,13 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
 from laps_core.policy.batching import LongBatches
-from laps_core.policy.fairness import Gap, Guard, Patience, passes_over
+from laps_core.policy.fairness import Gap, Guard
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
-from laps_core.policy.order import line
 from laps_core.policy.predict import BATCH_TOKENS, Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
-
-FAR_BEHIND = 3.0
-"""A long prompt is far behind once it has waited this many times its own lone time."""
 
 
 class Pacer:
@@ -72,7 +68,6 @@ class Pacer:
         self.longs = LongBatches(config.order, sizes, self.gap, self.guard)
         self._preemption = Preemption(sizes, self.gap, self.longs)
         self._memory_hold = MemoryHold()
-        self._short_patience = Patience()
         self._seen_s: float | None = None
         self._blind = False
         self._overtook_s = self._last_end_s = -math.inf
@@ -104,13 +99,12 @@ class Pacer:
         shorts: Sequence[Waiting],
         longs: Sequence[Waiting],
         *,
-        waiting: int | None = None,
         urgent: ClassName | None = None,
         paused: Paused | None = None,
         lacking: bool = False,
         drains: ClassName | None = SHORT,
     ) -> Plan:
-        """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
+        """The next batch. `shorts`, `longs`: those waiting, in order.
 
         `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by the
         classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when last
@@ -122,36 +116,34 @@ class Pacer:
         if not longs and paused is None:
             self.guard.none_waits()
             return self._shorts(now, shorts, self.sizes.budget)
-        waiting = len(shorts) + len(longs) if waiting is None else waiting
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
         # Without slices short requests share the step of a chunk, which is left half of it.
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
-        picked, opens_s = [shorts[i] for i in plan.picked], gap.opens_s()
+        everybody, picked = self.sizes.weight((*shorts, *longs)), [shorts[i] for i in plan.picked]
+        opens_s, waiting = gap.opens_s(), len(shorts) + len(longs)
         pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
-        owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
-        back = self._memory_hold.stand_back(now, lacking=owed, drains=drains)
+        back = self._memory_hold.stand_back(now, lacking=lacking, drains=drains)
         if SHORT in back:
             plan = plan._replace(picked=(), held="memory")
             return plan if paused is not None else self.longs.add_next(plan, now, longs, waiting, oldest_first=True)
         by_worth = urgent is None and not pressed and known
         if paused is not None:
-            if shorts and due and (not by_worth or preemption.pays(now, shorts, longs, plan, paused)):
+            if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
                 return plan._replace(order=(SHORT,))
             # Never the oldest's turn: it is one that is paused, or will come when that is done.
-            turn = self.longs.least_work and self.guard.due()
-            if back or turn or urgent == SHORT or now < self._overtook_s + gap.seconds:
+            if back or self.guard.due() or urgent == SHORT or now < self._overtook_s + gap.seconds:
                 return plan
-            return preemption.add_overtaking(now, longs, waiting, paused, budget, plan)
+            return preemption.add_overtaking(now, longs, paused, budget, plan, everybody)
         # Those that join would take the memory first.
         joining = () if lacking else picked
         # One that found no memory does not lead again at once, unless the others leave it to it.
         oldest_first = True if back else False if lacking else None
         plan = self.longs.add_next(plan, now, longs, waiting, joining=joining, oldest_first=oldest_first)
         if by_worth and starts and joining:
-            plan = preemption.share(now, shorts, longs, plan)
+            plan = preemption.share(now, picked, longs, plan, everybody)
         if not shorts:
             return plan
         return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not back else (LONG, SHORT))
@@ -160,21 +152,9 @@ class Pacer:
         """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
         if not shorts:
             return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
-        turns: Sequence[int] = range(len(shorts))
-        by_arrival = self._short_patience.due
-        if by_arrival:
-            turns = sorted(turns, key=lambda i: shorts[i].since_s)
-        elif not self.longs.least_work:
-            turns = line(self.longs.order, shorts, self.sizes, now)
-        offered = [shorts[i] for i in turns]
-        said = self.window.decide(now, offered, token_budget=budget, late_last=not by_arrival, contended=contended)
-        picked = tuple(turns[i] for i in said.picked)
-        return said._replace(
-            order=() if contended else said.order,
-            picked=picked,
-            threshold=self.threshold_tokens,
-            account=said.account._replace(contended=contended, passed_over=passes_over(shorts, picked)),
-        )
+        plan = self.window.decide(now, shorts, token_budget=budget, contended=contended)
+        account = plan.account._replace(contended=contended)
+        return plan._replace(order=() if contended else plan.order, threshold=self.threshold_tokens, account=account)
 
     # -- batches
 
@@ -184,9 +164,7 @@ class Pacer:
         account = batch.account = plan.account
         if batch.short:
             self.window.dispatched(now, len(batch.short), account.waited_s, account.reason or "idle", account.late)
-            self._short_patience.served(account.passed_over)
         if batch.cls == LONG:
-            self.longs.patience.served(not account.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
             self.gap.sent(now)

@@ -105,15 +105,6 @@ class Sizes:
         """Return the slowdown added by a second that all of them wait, summed (1/seconds)."""
         return sum(1.0 / self.lone_s(w) for w in items)
 
-    def weights(self, picked: Iterable[Waiting], everybody: Iterable[Waiting]) -> tuple[float, float]:
-        """Return the sums of weights: picked, all others."""
-        mine = self.weight(picked)
-        return mine, max(0.0, self.weight(everybody) - mine)
-
-    def behind(self, now: float, longs: Sequence[Waiting]) -> float:
-        """Wait over lone time of the prompt furthest behind."""
-        return max(((now - w.since_s) / self.lone_s(w) for w in longs), default=0.0)
-
     # -- sizes
 
     def whole_units(self, tokens: int) -> int:

@@ -45,7 +45,6 @@ class Paused(NamedTuple):
 
     left_s: float
     """Device time that it still needs (seconds)."""
-    requests: int
     depth: int
     """Batches of long work under way."""
     priority: int = 0
@@ -67,8 +66,6 @@ class Account(NamedTuple):
     """How long the window held it (not the queueing before it)."""
     late: int = 0
     """How many of those picked can no longer make their deadline."""
-    passed_over: bool = False
-    """A short request older than one of those picked stays behind."""
     oldest: bool = False
     """The long batch holds the prompt that has waited longest, first in it or whole."""
     oldest_late: bool = False

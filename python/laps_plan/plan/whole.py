@@ -65,7 +65,7 @@ class Question(Objectives):
     def laps_in_time(self) -> Serving:
         """The same, told when first tokens are due, too: whoever can wait does."""
         due_ms = (1e3 * self.short_s, 1e3 * self.long_s)
-        return self.laps(ttft_slo_ms=due_ms, order="s-edf", preempt_overhead=SPARING)
+        return self.laps(ttft_slo_ms=due_ms, preempt_overhead=SPARING)
 
 
 @dataclass

@@ -116,14 +116,11 @@ class Laps:
             weight = pacer.sizes.weight(r.view for r in requests)
             due_s = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
             slice_s = top.slices[-1]
-            paused = Paused(left_s, len(requests), len(under_way), weight=weight, deadline_s=due_s, slice_s=slice_s)
+            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due_s, slice_s=slice_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
-        plan = pacer.plan(
-            now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused, lacking=self._lacking,
-            drains=self._drains(),
-        )  # fmt: skip
+        plan = pacer.plan(now, shorts, lines, paused=paused, lacking=self._lacking, drains=self._drains())
         plan = self._turn(now, plan, shorts, lines, paused)
         said = self._carry_out(now, plan, longs)
         if plan.threshold != self._threshold:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from laps_core.policy.fairness import Patience
-from laps_core.policy.order import edf
+from laps_core.policy.order import s_edf
 from laps_core.policy.predict import TOKEN_S
 from laps_core.policy.types import LOOKAHEAD, Waiting
 from sglang_router.router_args import RouterArgs
@@ -21,6 +20,8 @@ HEALED_S = 10.0
 """Longest wait for a server to recover (seconds); then the request fails."""
 LOOK_S = 0.05
 """Period at which a waiting request checks for a healthy server (seconds)."""
+OLDEST_EVERY = 8
+"""After so many turns of others, less one, the request that has waited longest has its own."""
 TIMER_S = 0.002
 """A timer may fire this much early (seconds): uvloop counts whole milliseconds."""
 
@@ -53,14 +54,14 @@ def _key(ticket: _Ticket, now: float) -> tuple[float, ...]:
     # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
     w = ticket.waiting
     work_s = w.tokens * TOKEN_S
-    return w.priority, *edf(w, work_s, lambda _: work_s, now)
+    return w.priority, *s_edf(w, work_s, work_s, now)
 
 
 class Queue:
     """Admits ``most`` requests at a time, and queues up to --queue-size more.
 
     The next request is the one of the lowest priority value (short before long), then the earliest deadline that can
-    still be met (``order.edf``); ``Patience`` bounds how often the oldest is passed over.
+    still be met (``order.s_edf``); each eighth turn, at least, is that of the oldest.
     """
 
     def __init__(self, args: RouterArgs, served: Callable[[], bool]) -> None:
@@ -74,7 +75,8 @@ class Queue:
         """Queued requests, in order of arrival."""
         self._stranded = 0
         """Requests that have been admitted and wait for a healthy server."""
-        self._patience = Patience()
+        self._passed = 0
+        """Turns since the oldest had one."""
 
     @property
     def waiting(self) -> int:
@@ -140,9 +142,9 @@ class Queue:
     def _next(self) -> _Ticket:
         now = time.monotonic()
         oldest = next(iter(self._line))
-        line = [oldest] if self._patience.due else islice(self._line, LOOKAHEAD)
+        line = [oldest] if self._passed >= OLDEST_EVERY - 1 else islice(self._line, LOOKAHEAD)
         first = min(line, key=lambda ticket: _key(ticket, now))
-        self._patience.served(first is not oldest)
+        self._passed = 0 if first is oldest else self._passed + 1
         return first
 
     async def recovered(self, until: float) -> bool:
