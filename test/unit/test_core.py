@@ -9,7 +9,6 @@ import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
-from laps_core.policy.memory import HOLD_S
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
@@ -57,7 +56,6 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)
     spend(me.pacer.gap, 0.99)
     me.pacer.gap.sent(0.99)
-    me.pacer.gap.ran(0.99, 1.0)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is LONG
@@ -68,8 +66,7 @@ def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_
     me = core()
     me.lacking = True
     lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
-    me.decide(1.0, lines, None, frees_memory=True, sent=sent)
-    plan = me.decide(1.0 + HOLD_S, lines, None, frees_memory=True, sent=sent)
+    plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
     assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 

@@ -126,27 +126,26 @@ def test_a_higher_priority_comes_before_the_gap(paused: Paused | None) -> None:
 # -- memory
 
 
-def test_room_is_kept_for_a_prompt_that_has_lacked_it_for_long() -> None:
+def test_room_is_kept_for_a_prompt_that_lacks_it_a_part_of_the_time() -> None:
     me = pacer()
     shorts, longs = [short("a")], [long(20_000, 0.0), long(500, 1.0)]
-    for at, kept in ((1.0, False), (1.0 + HOLD_S, True), (1.0 + 2 * HOLD_S, False), (1.0 + 3 * HOLD_S, True)):
+    for at, kept in ((1.0, True), (1.0 + HOLD_S, False), (0.9 + 4 * HOLD_S, False), (1.0 + 4 * HOLD_S, True)):
         plan = me.plan(at, shorts, longs, lacking=True)
         assert (plan.held == "memory", bool(plan.picked)) == (kept, not kept)
         assert Plan.of(plan.numbers()).held == plan.held
     assert (plan.order, plan.picked, plan.long.picked[0]) == ((LONG,), (), 0)
-    beside = me.plan(1.1 + 3 * HOLD_S, shorts, longs, lacking=True, paused=paused())
+    beside = me.plan(1.1 + 4 * HOLD_S, shorts, longs, lacking=True, paused=paused())
     assert beside.held == "memory"
     assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
-    assert me.plan(20.0, shorts, longs).held != "memory", "it has found room"
-    assert me.plan(21.0, shorts, [], lacking=True).held != "memory"
+    assert me.plan(22.0, shorts, longs).held != "memory", "it has found room"
+    assert me.plan(23.0, shorts, [], lacking=True).held != "memory"
 
 
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
     me, shorts, longs = pacer(), [short("a")], [long(500, -60.0), long(400, 1.0)]
-    me.plan(1.0, shorts, longs, lacking=True, drains=LONG)
-    plan = me.plan(1.0 + HOLD_S, shorts, longs, lacking=True, drains=LONG)
+    plan = me.plan(1.0, shorts, longs, lacking=True, drains=LONG)
     assert (plan.order, plan.long.picked[0], plan.picked, plan.held) == ((LONG, SHORT), 0, (0,), "")
-    beside = me.plan(1.1 + HOLD_S, [], [longs[0], long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
+    beside = me.plan(1.1, [], [longs[0], long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
 
@@ -155,7 +154,7 @@ def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
     """Requests that join would take the memory first."""
     shorts, longs = [short("a")], [long(260, 1.0)] * 60
     assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
-    plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True)
+    plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True, drains=LONG)
     assert (plan.mixed, plan.held == "memory", set(plan.order)) == (False, False, {SHORT, LONG})
 
 
