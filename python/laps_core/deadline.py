@@ -9,6 +9,9 @@ SHORTEST_MS = 0.1
 LONGEST_MS = 1e9
 """Eleven days: longer than any request lives (milliseconds)."""
 
+REPLY_S = 5e-3
+"""A first token is due so much earlier at the scheduler than at the client (seconds)."""
+
 RANGE = f"a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
 
 

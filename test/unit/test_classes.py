@@ -7,6 +7,7 @@ from typing import Any
 
 from cores import Request, core
 from laps_core.config import LapsConfig
+from laps_core.deadline import REPLY_S
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
 from pacers import KNOWN
@@ -73,10 +74,10 @@ def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> Non
     classes = Classes(LapsConfig(ttft_slo_ms=(400.0, 4000.0)), 256, lambda _: cached, lambda: 5.0)
     short, long = request(40), request(9000)
     assert [classes.of(r) for r in (short, long)] == [SHORT, LONG]
-    assert [r.laps_tag.deadline_s for r in (short, long)] == [4.4, 8.0]
+    assert [r.laps_tag.deadline_s for r in (short, long)] == [4.4 - REPLY_S, 8.0 - REPLY_S]
     cached, classes.batches = 8990, 1
     assert classes.views([short, long]).short == [short, long], "found in the cache meanwhile"
-    assert long.laps_tag.deadline_s == 8.0
+    assert long.laps_tag.deadline_s == 8.0 - REPLY_S
 
 
 def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:

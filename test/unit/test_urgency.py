@@ -9,7 +9,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
-from laps_core.length import LONG
+from laps_core.length import LONG, SHORT
 from laps_core.policy.batching import pack
 from laps_core.policy.fairness import LATE, Guard
 from laps_core.policy.pacer import Pacer
@@ -42,6 +42,16 @@ def test_a_deadline_that_would_be_missed_preempts_what_is_paused(order: str) -> 
     urgent = Paused(0.5, 1, weight=1.0, deadline_s=NOW + 0.52)
     assert not pacer(order).plan(NOW, [], [prompt(6000, 0.7)], paused=urgent).order, "one of both would miss it"
     assert not pacer(order).plan(NOW, [], [prompt(1000, 0.3)], paused=paused._replace(depth=2)).order
+
+
+def test_a_deadline_of_what_is_paused_counts_as_much() -> None:
+    """Work takes 0.11 s; the paused prompt would end in 0.5 s."""
+    one, urgent = [prompt(1000, 0.3)], Paused(0.5, 1, weight=0.1, deadline_s=NOW + 0.55)
+    assert pacer("s-edf").plan(NOW, [], one, paused=urgent).order == (LONG,), "both would miss one: the sums decide"
+    assert not pacer("s-edf").plan(NOW, [], one, paused=urgent._replace(weight=100.0)).order
+    calm = Waiting(50, 0, 99.0, NOW + 5.0)
+    assert pacer("least-work").plan(NOW, [calm], [], paused=urgent._replace(deadline_s=NOW + 5.0)).order == (SHORT,)
+    assert not pacer("least-work").plan(NOW, [calm], [], paused=urgent._replace(deadline_s=NOW + 0.505)).order
 
 
 def test_a_batch_is_filled_while_its_first_is_in_time() -> None:

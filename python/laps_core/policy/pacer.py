@@ -133,10 +133,10 @@ class Pacer:
         if paused is not None:
             if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
                 return plan._replace(order=(SHORT,))
-            # Never the oldest's turn: it is one that is paused, or will come when that is done.
-            if back or self.guard.due() or urgent == SHORT or now < self._overtook_s + gap.seconds:
+            if back or urgent == SHORT or now < self._overtook_s + gap.seconds:
                 return plan
-            return preemption.add_overtaking(now, longs, paused, budget, plan, everybody)
+            # The oldest's turn is one that is paused, or will come when that is done.
+            return preemption.add_overtaking(now, longs, paused, budget, plan, everybody, due=self.guard.due())
         # Those that join would take the memory first.
         joining = () if lacking else picked
         # One that found no memory does not lead again at once, unless the others leave it to it.

@@ -33,11 +33,14 @@ class Preemption:
         return any(done_s <= d < done_s + later_s for d in deadlines)
 
     def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: float) -> bool:
-        """Return True if a batch of these runs in this pause: it pays, or a deadline would be missed."""
-        if self.misses(now, picked, paused.left_s):
-            return True
+        """Return True if a batch of these runs in this pause: without, they would miss a deadline, and what is paused
+        would miss none; or it pays, where both would miss one, or neither."""
         fixed_s, mine = self._sizes.fixed_s or 0.0, self._sizes.weight(picked)
         took_s = self._sizes.batch_s(picked) or fixed_s
+        ends_s, due_s = now + paused.left_s, paused.deadline_s
+        missed = self.misses(now, picked, paused.left_s)
+        if missed != (due_s is not None and ends_s <= due_s < ends_s + took_s):
+            return missed
         return gain(-fixed_s, everybody - mine, (mine, paused.left_s), (paused.weight, -took_s)) >= 0.0
 
     def share(
@@ -59,17 +62,21 @@ class Preemption:
         return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
 
     def add_overtaking(
-        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan, everybody: float
-    ) -> Plan:
+        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan, everybody: float,
+        *, due: bool,
+    ) -> Plan:  # fmt: skip
         """The plan, with a batch of long prompts that preempts what is paused, if any should. They run whole. `budget`:
-        tokens."""
+        tokens. `due`: only where a deadline would be missed, for the oldest has its turn."""
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= DEPTH:
             return plan
         turns = line(self._longs.order, longs, sizes, now, paused)
         turns = [i for i in turns if not longs[i].started and longs[i].tokens <= budget]
         batch = [longs[i] for i in turns]
-        left_s = ends_s(batch[0], sizes, now) if self.misses(now, batch[:1], paused.left_s) else None
+        presses = self.misses(now, batch[:1], paused.left_s)
+        if due and not presses:
+            return plan
+        left_s = ends_s(batch[0], sizes, now) if presses else None
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)
         if not picked or not self.pays(now, [batch[i] for i in picked], paused, everybody):
             return plan

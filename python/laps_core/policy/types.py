@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
     since_s: float
     """When it began to wait."""
     deadline_s: float | None = None
-    """When its first token is due."""
+    """When its first token is due, where this is decided."""
     new_tokens: int = 0
     """Tokens to prefill when it came; 0 = what is left."""
     started: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from laps_core.config import LapsConfig
+from laps_core.deadline import REPLY_S
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
 from laps_core.paper import pacer
@@ -82,7 +83,7 @@ class Laps:
         tokens = request.class_tokens = new_tokens(request.prompt, request.history, self._basis)
         if request.slo_s is None:
             request.slo_s = self._slo_s[classify(tokens, self._threshold)]
-        deadline = None if request.slo_s is None else request.ready + request.slo_s
+        deadline = None if request.slo_s is None else request.ready + request.slo_s - REPLY_S
         request.view = Waiting(request.left, request.history, now, deadline)
         self.waiting_tokens += request.left
         if tokens <= self._threshold:
