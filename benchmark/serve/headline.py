@@ -64,8 +64,10 @@ class Terms:
     def long_s(self, work_s: float) -> float:
         """Return the longest TTFT of a long prompt with ``work_s`` of long work before and in it."""
         gap, short = self.gap_s, self.short_batch_s
+        # What overtakes it, a gap apart, is no larger than a short batch.
+        share = min(self.guard, gap / (gap + short))
         # Up to half of the steps may belong to short requests, if they share them.
-        return ((2 * work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
+        return ((2 * work_s + 2 * self.long_batch_s) / share + gap) * stretch(gap, short) + (SAVED - 1) * short
 
     def short_s(self, tokens: int, batch_s: float) -> float:
         """Return the longest TTFT of a short request with ``tokens`` short tokens before and in it; its batches take

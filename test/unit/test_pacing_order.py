@@ -167,23 +167,17 @@ def test_a_short_batch_goes_before_one_that_overtakes() -> None:
     assert pacer().plan(1.0, [short("a")], [long(400)], paused=paused(0.5)).order == (SHORT,)
 
 
-def test_two_that_overtake_are_a_gap_apart() -> None:
-    me = pacer(guard=0.0)
-    plan = me.plan(1.0, [], [long(400, 1.0)], paused=paused(0.5))
+def test_what_was_overtaken_has_a_gap_before_it_is_again() -> None:
+    me, one = pacer(), [long(400, 1.0)]
+    plan = me.plan(1.0, [], one, paused=paused(0.5))
     run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
     assert me.status(2.0)["preemption"]["by_smaller_prompts"] == 1
-    assert me.plan(1.02 + GAP - 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == ()
-    assert me.plan(1.02 + GAP + 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == (LONG,)
+    assert me.guard.due(), "the oldest is paused, and has earned it"
+    for left_s, again in ((0.5, False), (0.5 - GAP + 1e-6, False), (0.5 - GAP - 1e-6, True)):
+        assert bool(me.plan(9.0, [], one, paused=paused(left_s)).order) == again
+    assert me.plan(9.0, [], one, paused=paused(0.6)).order == (LONG,), "another batch"
 
 
 @pytest.mark.parametrize("knobs", [{"known": False}, {"order": "fcfs"}, {"order": "lars"}])
 def test_nothing_overtakes_by_guesswork_or_against_the_order(knobs: dict[str, Any]) -> None:
     assert pacer(**knobs).plan(1.0, [], [long(300)], paused=paused(9.0)).order == ()
-
-
-def test_nothing_overtakes_while_the_oldest_is_due() -> None:
-    me = pacer()
-    plan = me.plan(1.0, [], [long(400, 0.9)], paused=paused(0.5))
-    run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
-    assert me.guard.due(), "what has overtaken has earned it"
-    assert me.plan(2.0, [], [long(400, 1.9)], paused=paused(0.5)).order == ()

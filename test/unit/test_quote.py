@@ -220,7 +220,7 @@ def test_a_deadline_of_a_request_takes_from_the_guard_of_all() -> None:
     after = me.came(0.0, 3, 9000, 0, LONG, Device())
     assert before is not None
     assert after is not None
-    assert (after.bound_s or 0.0) > 10.0 * (before.bound_s or 0.0)
+    assert (after.bound_s or 0.0) > 5.0 * (before.bound_s or 0.0)
 
 
 # -- against the simulator

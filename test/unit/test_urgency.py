@@ -90,4 +90,4 @@ def test_told_of_deadlines_more_of_them_are_met_in_overload() -> None:
         assert len(record) == len(rows), "nobody is left behind"
         return sum(t <= objective[at] for at, t in zip(record.at, record.ttft, strict=True)) / len(rows)
 
-    assert met(rows) > met([Job(job.at_s, job.new) for job in rows]) + 0.02
+    assert met(rows) > met([Job(job.at_s, job.new) for job in rows]) + 0.01

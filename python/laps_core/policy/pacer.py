@@ -70,7 +70,7 @@ class Pacer:
         self._memory_hold = MemoryHold()
         self._seen_s: float | None = None
         self._blind = False
-        self._overtook_s = self._last_end_s = -math.inf
+        self._last_end_s = self._overtaken_s = -math.inf
         self.slo, self.busy = SloLedger(), BusyMeter()
         self.preemptions = self.overtakes = self.shared = 0
 
@@ -133,10 +133,13 @@ class Pacer:
         if paused is not None:
             if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
                 return plan._replace(order=(SHORT,))
-            if back or urgent == SHORT or now < self._overtook_s + gap.seconds:
+            # What has been overtaken has a gap before it is again.
+            again = self._overtaken_s - gap.seconds < paused.left_s <= self._overtaken_s
+            if back or urgent == SHORT or again:
                 return plan
-            # The oldest's turn is one that is paused, or will come when that is done.
-            return preemption.add_overtaking(now, longs, paused, budget, plan, everybody, due=self.guard.due())
+            plan = preemption.add_overtaking(now, longs, paused, budget, plan, everybody)
+            self._overtaken_s = paused.left_s if plan.order else self._overtaken_s
+            return plan
         # Those that join would take the memory first.
         joining = () if lacking else picked
         # One that found no memory does not lead again at once, unless the others leave it to it.
@@ -193,8 +196,6 @@ class Pacer:
             self.guard.delayed(rows_s)
         if batch.cls == LONG:
             self.guard.ran(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
-            if batch.within:
-                self._overtook_s = end
         if batch.stock:
             self.model.observe(StepSample.of(batch.shape, took_s))
         if batch.short:

@@ -62,21 +62,17 @@ class Preemption:
         return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
 
     def add_overtaking(
-        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan, everybody: float,
-        *, due: bool,
-    ) -> Plan:  # fmt: skip
+        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan, everybody: float
+    ) -> Plan:
         """The plan, with a batch of long prompts that preempts what is paused, if any should. They run whole. `budget`:
-        tokens. `due`: only where a deadline would be missed, for the oldest has its turn."""
+        tokens."""
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= DEPTH:
             return plan
         turns = line(self._longs.order, longs, sizes, now, paused)
         turns = [i for i in turns if not longs[i].started and longs[i].tokens <= budget]
         batch = [longs[i] for i in turns]
-        presses = self.misses(now, batch[:1], paused.left_s)
-        if due and not presses:
-            return plan
-        left_s = ends_s(batch[0], sizes, now) if presses else None
+        left_s = ends_s(batch[0], sizes, now) if self.misses(now, batch[:1], paused.left_s) else None
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)
         if not picked or not self.pays(now, [batch[i] for i in picked], paused, everybody):
             return plan
