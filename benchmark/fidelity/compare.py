@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,6 @@ from laps_plan.traffic.streams import Trace, poisson
 from benchmark.load import client
 from benchmark.load.client import Answer, Route
 from benchmark.results import Bar, Column, Comparison, Figure, Table, beside, quantile, ratio
-from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import SMALL, SPF
 
@@ -31,8 +30,6 @@ FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
 """Formats and factors of figures; others are times, shown in ms."""
 Round = dict[str, Any]
 """TTFT of each request of a round, and when all were answered (seconds)."""
-Simulate = Callable[[str, Sequence[Job], int], Outcome]
-"""Simulates a policy on jobs, from a seed."""
 
 
 def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
@@ -43,27 +40,47 @@ def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
 
 @dataclass(frozen=True)
 class Simulator:
-    """The simulator in the place of servers, with SGLang's overlap loop."""
+    """The simulator in the place of servers."""
 
     profile: Profile
     chunk: int
+    """New tokens of a batch, in a group of each rank's."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """LAPS knobs of the device."""
-
-    @classmethod
-    def like(cls, device: Device, profile: Profile) -> Simulator:
-        """Return the simulator of servers on an emulated device."""
-        return cls(profile, device.chunk, device.knobs)
+    chunks: Mapping[str, int] = field(default_factory=lambda: {SMALL: 2048})
+    """Chunks of policies that have their own."""
+    overlap: bool = True
+    """True for SGLang's overlap loop."""
 
     def run(self, policy: str, jobs: Sequence[Job], seed: int = 0) -> Outcome:
         """Simulate one load."""
-        name, chunk = (SPF, 2048) if policy == SMALL else (policy, self.chunk)
-        return run(VARIANTS[name], Trace(jobs), self.profile, chunk=chunk, seed=seed, knobs=self.knobs, overlap=True)
+        variant, group = VARIANTS[SPF if policy == SMALL else policy], self.profile.group
+        chunk = (group.ranks if group else 1) * self.chunks.get(policy, self.chunk)
+        how: dict[str, Any] = {"chunk": chunk, "seed": seed, "knobs": self.knobs, "overlap": self.overlap}
+        return run(variant, Trace(jobs), self.profile, **how)
 
     def beside(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
         """Return what servers of each policy did with the jobs of each round, and what the simulator does."""
-        return Accuracy.of(
-            rounds, seen, self.run, lambda new, cached: lone_s(self.profile, new, cached, self.chunk), seed
+
+        def figures(new: Sequence[int], cached: Sequence[int], one: Round) -> dict[str, float]:
+            ttft = one["ttft"]
+            alone = lone_s(self.profile, np.asarray(new), np.asarray(cached), self.chunk)
+            return quantiles(new, ttft) | {
+                MEAN: statistics.fmean(ttft),
+                SLOWDOWN: float((np.asarray(ttft) / alone).mean()),
+                RATE: len(ttft) / one["ended_s"],
+                TOKENS: sum(new) / one["ended_s"],
+            }
+
+        def simulated(policy: str, i: int) -> dict[str, float]:
+            record = self.run(policy, rounds[i], seed + i).record
+            ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
+            return figures(record.new, record.cached, {"ttft": record.ttft, "ended_s": ended_s})
+
+        tokens = [([job.new for job in jobs], [job.cached for job in jobs]) for jobs in rounds]
+        return Accuracy(
+            Comparison({p: [figures(*at, one) for at, one in zip(tokens, of, strict=True)] for p, of in seen.items()}),
+            Comparison({p: [simulated(p, i) for i in range(len(rounds))] for p in seen}),
         )
 
 
@@ -95,38 +112,6 @@ class Accuracy:
 
     measured: Comparison
     simulated: Comparison
-
-    @classmethod
-    def of(
-        cls,
-        rounds: Sequence[Sequence[Job]],
-        seen: Mapping[str, Sequence[Round]],
-        simulate: Simulate,
-        lone: Callable[[Any, Any], Any],
-        seed: int,
-    ) -> Accuracy:
-        """Simulate the jobs that were sent to servers. ``lone``: seconds of requests alone, by their new and cached
-        tokens."""
-
-        def figures(new: Sequence[int], cached: Sequence[int], one: Round) -> dict[str, float]:
-            ttft = one["ttft"]
-            return quantiles(new, ttft) | {
-                MEAN: statistics.fmean(ttft),
-                SLOWDOWN: float((np.asarray(ttft) / lone(np.asarray(new), np.asarray(cached))).mean()),
-                RATE: len(ttft) / one["ended_s"],
-                TOKENS: sum(new) / one["ended_s"],
-            }
-
-        def simulated(policy: str, i: int) -> dict[str, float]:
-            record = simulate(policy, rounds[i], seed + i).record
-            ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
-            return figures(record.new, record.cached, {"ttft": record.ttft, "ended_s": ended_s})
-
-        tokens = [([job.new for job in jobs], [job.cached for job in jobs]) for jobs in rounds]
-        return cls(
-            Comparison({p: [figures(*at, one) for at, one in zip(tokens, of, strict=True)] for p, of in seen.items()}),
-            Comparison({p: [simulated(p, i) for i in range(len(rounds))] for p in seen}),
-        )
 
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
         """Return medians over rounds of both; times in ms."""

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
     seen: list[Compared] = []
     yield from serve.compared(asked, done=seen.append)
     device: Device = asked.device
-    simulator = Simulator.like(device, Profile.load(device.laps["profile"]))
+    simulator = Simulator(Profile.load(device.laps["profile"]), device.chunk, device.knobs)
     what = f"{device.what}; {asked.utilisation:.0%} of its capacity, {args.rounds} times {args.seconds:g} s, one server"
     piece = Piece("planned", "The planner against emulated servers", f"On {what}.", args.seed)
     cases: list[dict[str, Any]] = []

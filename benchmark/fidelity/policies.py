@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> Piece:
             rounds[load], seen[load] = jobs, in_turns(POLICIES, count, once, args.say, f"{load:g}: ")
         emulators = {p: emulator(fleet.prefill(p)) for p in POLICIES}
     calibrated = host.under_load(FCFS, training, trained)
-    simulator = Simulator.like(device, calibrated)
+    simulator = Simulator(calibrated, device.chunk, device.knobs)
     loads = {load: simulator.beside(rounds[load], of, args.seed) for load, of in seen.items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))

@@ -19,14 +19,11 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_plan.profile import Profile
-from laps_plan.sim import variants
-from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import lmsys, mix, uniform
-from laps_plan.traffic.streams import Trace
 
-from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, drawn, measure
+from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulator, drawn, measure
 from benchmark.load.prompts import Homes, Prompts, SessionPrompts
 from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns
 from benchmark.rig import checkpoints, devices
@@ -197,31 +194,12 @@ def run(args: argparse.Namespace) -> Piece:
         "groups": [rank["group"] for rank in told[LAPS][0].get("ranks", [])],
         "emulator": {name: [state.get("emulated") for state in of] for name, of in states.items()},
     }
-    return piece(load, compared(load, profile, rounds, seen, args.seed, slow), text, args.seed, data)
+    return piece(load, simulator(load, profile, slow).beside(rounds, seen, args.seed), text, args.seed, data)
 
 
-def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulate:
+def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulator:
     """Return the simulator of these servers. ``slow``: times that the profile's steps are stretched."""
-
-    def simulate(name: str, jobs: Sequence[Job], seed: int) -> Outcome:
-        laps, ranks = variants.Variant(laps=knobs(slow)), profile.group.ranks if profile.group else 1
-        variant, chunk = (laps, CHUNK) if name == LAPS else (variants.Variant(name), load.chunk)
-        return variants.run(variant, Trace(jobs), profile, chunk=ranks * chunk, seed=seed)
-
-    return simulate
-
-
-def compared(
-    load: Load,
-    profile: Profile,
-    rounds: Sequence[Sequence[Job]],
-    seen: dict[str, list[Round]],
-    seed: int,
-    slow: float = 1.0,
-) -> Accuracy:
-    """Return the figures of all rounds, with the simulator beside them."""
-    run = simulator(load, profile, slow)
-    return Accuracy.of(rounds, seen, run, lambda new, old: lone_s(profile, new, old, CHUNK), seed)
+    return Simulator(profile, CHUNK, knobs(slow), {SPF: load.chunk}, overlap=False)
 
 
 def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]) -> Piece:

@@ -124,7 +124,7 @@ def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
     jobs = [Job(0.0, 100, 50_000), Job(0.0, 5000)]
     alone = [float(lone_s(profile, job.new, job.cached, CHUNK)) for job in jobs]
     rounds = {name: [{"ttft": [3.0 * t for t in alone], "ended_s": 10.0}] for name in (SPF, LAPS)}
-    seen = ranks.compared(LOADS["agents"], profile, [jobs], rounds, 1).measured
+    seen = ranks.simulator(LOADS["agents"], profile).beside([jobs], rounds, 1).measured
     (found,) = seen.rounds[LAPS]
     assert found["mean slowdown"] == pytest.approx(3.0)
     assert (found["short P90"], found["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
@@ -134,13 +134,13 @@ def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
 def test_the_simulator_runs_the_jobs_of_the_servers() -> None:
     load, jobs = LOADS["agents"], AGENTS[:30]
     profile = Profile.load(PROFILE).with_ranks(4).stretched(5.0)
-    simulate = ranks.simulator(load, profile)
-    records = {name: simulate(name, jobs, 1).record for name in (SPF, LAPS)}
+    simulator = ranks.simulator(load, profile)
+    records = {name: simulator.run(name, jobs, 1).record for name in (SPF, LAPS)}
     for record in records.values():
         assert len(record) == len(jobs)
         assert statistics.fmean(record.ttft) > 0.27, "the smallest step takes so long"
     rounds = {name: [{"ttft": [1.0] * len(jobs), "ended_s": 100.0}] for name in records}
-    seen = ranks.compared(load, profile, [jobs], rounds, 1)
+    seen = simulator.beside([jobs], rounds, 1)
     piece = ranks.piece(load, Accuracy(seen.measured, seen.measured), "text", 1, {})
     ours = [f for f in piece.figures if f.name.endswith(f"{LAPS} / {SPF}")]
     assert [f.bar for f in ours] == ["<= 0.4", "<= 0.58", "<= 0.36", "<= 1", ">= 1"]
