@@ -26,22 +26,8 @@ from typing import Any, NamedTuple
 import aiohttp
 from laps_core.policy.decode import LEAST_TARGET_S
 
-from benchmark.results import (
-    Column,
-    Command,
-    Comparison,
-    Figure,
-    Parser,
-    Piece,
-    bars,
-    count,
-    in_turns,
-    positive,
-    quantile,
-)
-from benchmark.rig import model, servers
-from benchmark.rig.devices import CPU, MODELS, Device, add_device, with_path
-from benchmark.rig.variants import ON, SPF, Variant
+from benchmark.results import Column, Command, Comparison, Parser, Piece, bars, count, in_turns, positive, quantile
+from benchmark.rig import CPU, MODELS, ON, SPF, Device, Variant, add_device, model, servers, with_path
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
 OURS = f"A {SHAPE.layers}-layer Qwen2 on this machine's cores; attention is computed for new tokens alone"
@@ -215,21 +201,18 @@ def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[st
         f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms."
     )
     tables = [seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)]
-    best = {key: seen.best(even, key, most=key == RATE) or "" for key in ("short_p90", "ttft_mean", RATE)}
-    judged: list[Figure] = [
-        seen.figure(f"{NAMES[key]}, laps / {name}{words}", LAPS, name, (key,), bar)
-        for key, name, words, bar in (
-            ("short_p90", best["short_p90"], " (the best of stock)", bars.COLOCATED_SHORT),
-            ("ttft_mean", best["ttft_mean"], " (the best of stock)", bars.COLOCATED_MEAN),
-            (RATE, best[RATE], " (the best of stock)", bars.COLOCATED_RATE),
-            ("tbt_p99", DEFAULT, "", bars.COLOCATED_TBT),
-            ("long_p90", DEFAULT, "", bars.COLOCATED_LONG),
-        )
-    ]
-    for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
-        judged.append(Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar))
     data = {**settings, "rounds": seen.rounds, "decode": decode}
-    return Piece("colocated", "Servers that prefill and decode", text, seed, tables, judged, data=data)
+    found = Piece("colocated", "Servers that prefill and decode", text, seed, tables, data=data)
+    for key, bar in (
+        ("short_p90", bars.COLOCATED_SHORT), ("ttft_mean", bars.COLOCATED_MEAN), (RATE, bars.COLOCATED_RATE),
+    ):  # fmt: skip
+        best = seen.best(even, key, most=key == RATE) or ""
+        found.judge(f"{NAMES[key]}, laps / {best} (the best of stock)", seen.ratio(LAPS, best, key), bar)
+    for key, bar in (("tbt_p99", bars.COLOCATED_TBT), ("long_p90", bars.COLOCATED_LONG)):
+        found.judge(f"{NAMES[key]}, laps / {DEFAULT}", seen.ratio(LAPS, DEFAULT, key), bar)
+    for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
+        found.judge(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar)
+    return found
 
 
 def add_load(p: Parser, streams: int, longs: int, shorts: int) -> None:

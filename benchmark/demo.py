@@ -19,15 +19,10 @@ from laps_plan.pictures import distributions
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import in_turn
 
-from benchmark.load import client
-from benchmark.load.client import Answer
-from benchmark.load.prompts import Prompts
+from benchmark.load import Answer, Prompts, client
 from benchmark.results import KINDS, QUANTILES, Column, Command, Comparison, Parser, Piece, brief, curve, positive
 from benchmark.results.comparison import FAILED
-from benchmark.rig import servers
-from benchmark.rig.devices import CPU, DEVICES
-from benchmark.rig.fleet import Fleet
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
+from benchmark.rig import BUILT_IN, CPU, DEVICES, FCFS, LAPS, Fleet, servers
 
 SESSIONS = 3
 """Users in a conversation at the same time."""

@@ -6,15 +6,14 @@ comes out: one table, one picture of every token, ``piece.json``.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from benchmark import colocated
 from benchmark.colocated import DEFAULT, LAPS, NAMES, Played
-from benchmark.results import Column, Command, Comparison, Parser, Piece, Table
+from benchmark.results import Column, Command, Comparison, Namespace, Parser, Piece, Table
 from benchmark.results.pictures import tokens
-from benchmark.rig.devices import CPU, DEVICES
+from benchmark.rig import CPU, DEVICES
 
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
 """Figures shown, out of ``colocated.NAMES``."""
@@ -41,7 +40,7 @@ def options(p: Parser) -> None:
     p.set_defaults(device=DEVICES[CPU])
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Run the demo."""
     seen, decode = colocated.played((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
     result = {name: summary(rounds) for name, rounds in seen.items()}

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmark.results import Parser, page, some_of, steps
-from benchmark.rig.devices import has_cuda
-from benchmark.rig.model import REPO
-from benchmark.rig.progress import Progress
+from benchmark.rig import REPO, Progress, has_cuda
 
 PAGE = REPO / "benchmark" / "report"
 

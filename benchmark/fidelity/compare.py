@@ -17,11 +17,9 @@ from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
-from benchmark.load import client
-from benchmark.load.client import Answer, Route
+from benchmark.load import Answer, Route, client
 from benchmark.results import Bar, Column, Comparison, Figure, Table, beside, quantile, ratio
-from benchmark.rig.fleet import Fleet
-from benchmark.rig.variants import SMALL, SPF
+from benchmark.rig import SMALL, SPF, Fleet
 
 PATIENCE_S = 60.0
 KEYS = ("short P50", "short P90", "long P50", "long P90")

@@ -7,7 +7,6 @@ same, and closed loops. For the paper's claims about one and several instances.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -24,15 +23,10 @@ from laps_plan.traffic.streams import Closed, Trace
 from benchmark.fidelity import claims
 from benchmark.fidelity.compare import drawn, quantiles
 from benchmark.fidelity.policies import capacity, emulator, sizes
-from benchmark.load import client
-from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
-from benchmark.results import FAILED, Column, Command, Comparison, Parser, Piece, Table, beside
-from benchmark.rig import devices
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import warm_up
-from benchmark.rig.variants import FCFS
-from benchmark.rig.variants import LAPS as LAPS_PREFILL
+from benchmark.load import Prompts, Target, client
+from benchmark.results import FAILED, Column, Command, Comparison, Namespace, Parser, Piece, Table, beside
+from benchmark.rig import FCFS, Device, devices, warm_up
+from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.router import LAPS, STOCK, site
 
 BASE = "stock"
@@ -78,7 +72,7 @@ def figures(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float
     }  # fmt: skip
 
 
-def measured(args: argparse.Namespace, loads: dict[str, list[Job]]) -> tuple[Runs, list[float]]:
+def measured(args: Namespace, loads: dict[str, list[Job]]) -> tuple[Runs, list[float]]:
     """Run all loads on servers. Returns their figures, and how long steps lasted over the profile, on each server."""
     device: Device = args.device
     prompts, found, lasted = Prompts(device.vocabulary, args.seed, device.longest, prefill_only=False), Runs(), []
@@ -98,7 +92,7 @@ def measured(args: argparse.Namespace, loads: dict[str, list[Job]]) -> tuple[Run
     return found, lasted
 
 
-def _open(target: Target, prompts: Prompts, jobs: Sequence[Job], args: argparse.Namespace) -> dict[str, Any]:
+def _open(target: Target, prompts: Prompts, jobs: Sequence[Job], args: Namespace) -> dict[str, Any]:
     answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, args.seed), PATIENCE_S))
     good = [(a, a.ttft_s) for a in answers if a.ttft_s is not None]
     new, ttft = [a.job.new for a, _ in good], [ttft_s for _, ttft_s in good]
@@ -106,7 +100,7 @@ def _open(target: Target, prompts: Prompts, jobs: Sequence[Job], args: argparse.
     return figures(new, ttft, rate, args.slo_s, failed=len(answers) - len(good))
 
 
-def simulated(args: argparse.Namespace, loads: dict[str, list[Job]]) -> Runs:
+def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
     """Simulate the same loads, and closed loops."""
     found, slo_s = Runs(), args.slo_s
     how: dict[str, Any] = {
@@ -142,7 +136,7 @@ def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
     piece.tables.append(loops.table("Closed loops, simulated", "clients", columns))
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Measure, simulate and judge the paper's claims."""
     args.ways = SEVERAL if args.servers > 1 else ALONE
     device: Device = args.device

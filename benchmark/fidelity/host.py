@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 
 from benchmark.fidelity.compare import Simulator, quantiles
 from benchmark.load import client
-from benchmark.rig.fleet import Fleet
+from benchmark.rig import Fleet
 
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of lone requests."""

@@ -6,7 +6,6 @@ writes the figures to the file that the planner reports them from.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -17,11 +16,9 @@ from laps_plan.plan.words import ACCURACY
 from laps_plan.profile import Profile
 
 from benchmark.fidelity.compare import Accuracy, Simulator, round_of
-from benchmark.results import Command, Parser, Piece
+from benchmark.results import Command, Namespace, Parser, Piece
 from benchmark.results.bars import PLANNED
-from benchmark.rig import devices
-from benchmark.rig.devices import EMULATED, Device
-from benchmark.rig.variants import FCFS, LAPS, SPF
+from benchmark.rig import EMULATED, FCFS, LAPS, SPF, Device, devices
 from benchmark.serve import command as serve
 from benchmark.serve.compare import Compared
 
@@ -39,7 +36,7 @@ def options(p: Parser) -> None:
     p.add_argument("--keep", action="store_true", help="make laps-plan report these figures")
 
 
-def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     """Yield a piece for each trace as ``benchmark.serve`` makes it, then one with all predictions."""
     out: Path = args.out
     words = ["--device", EMULATED + args.emulate, "--workload", ",".join(TRACES), "--longest", str(LONGEST)]

@@ -9,7 +9,6 @@ stretched and include this machine's host.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,14 +22,10 @@ from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
 from benchmark.fidelity.host import Alone, Host
-from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
-from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars, in_turns
+from benchmark.load import Prompts, Target
+from benchmark.results import Column, Command, Comparison, Figure, Namespace, Parser, Piece, Table, bars, in_turns
 from benchmark.results.pictures import against
-from benchmark.rig import devices
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Variant
+from benchmark.rig import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Device, Fleet, Variant, devices, get_json
 
 OTHERS = (*STOCK, SMALL)
 POLICIES = (*OTHERS, LAPS)
@@ -102,7 +97,7 @@ def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figur
     return seen.table("The emulator's own error", "", STEPS, note), figures
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Measure, calibrate, simulate and compare."""
     device: Device = args.device
     known = Profile.load(device.laps["profile"])

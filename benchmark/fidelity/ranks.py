@@ -8,7 +8,6 @@ history is. The servers run in turns. The simulator runs the same arrivals.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,13 +23,9 @@ from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import lmsys, mix, uniform
 
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulator, drawn, measure
-from benchmark.load.prompts import Homes, Prompts, SessionPrompts
-from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns
-from benchmark.rig import checkpoints, devices
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, flush, get_json
-from benchmark.rig.model import REPO
-from benchmark.rig.variants import LAPS, ON, SPF, Variant
+from benchmark.load import Homes, Prompts, SessionPrompts
+from benchmark.results import Bar, Command, Namespace, Parser, Piece, bars, in_turns
+from benchmark.rig import LAPS, ON, REPO, SPF, Device, Fleet, Variant, checkpoints, devices, flush, get_json
 from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S, TURNS
 
 PATIENCE_S = 120.0
@@ -162,7 +157,7 @@ def options(p: Parser) -> None:
     p.add_argument("--workload", choices=list(LOADS), default="mix", help="(mix)")
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Run all rounds, the servers in turns, and simulate them."""
     load = LOADS[args.workload]
     slow = load.slow

@@ -10,7 +10,6 @@ file (bench.json) beside it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,15 +24,11 @@ from benchmark.gpu.kit import Kit
 from benchmark.gpu.ladder import TINY, ladder
 from benchmark.gpu.latency import TOKENS, latency
 from benchmark.gpu.loads import loads, lone
-from benchmark.load.prompts import Prompts
-from benchmark.results import Piece, command_line, page, parser, positive, some_of
+from benchmark.load import Prompts
+from benchmark.results import Namespace, Piece, command_line, page, parser, positive, some_of
 from benchmark.results.machine import machine
-from benchmark.rig import devices
+from benchmark.rig import BUILT_IN, FCFS, GRAPHS, LAPS, SPF, Fleet, Progress, ServerError, devices, get_json
 from benchmark.rig.devices import CUDA, DEVICES, Device
-from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.progress import Progress
-from benchmark.rig.servers import ServerError
-from benchmark.rig.variants import BUILT_IN, FCFS, GRAPHS, LAPS, SPF
 from benchmark.serve import command as serve
 from benchmark.serve import slices
 
@@ -56,7 +51,7 @@ Make = Callable[[], tuple[Piece, Path]]
 class Run:
     """One run of the kit."""
 
-    def __init__(self, kit: Kit, args: argparse.Namespace) -> None:
+    def __init__(self, kit: Kit, args: Namespace) -> None:
         self.kit, self.args, self.dry, self.work = kit, args, bool(args.dry_run), kit.out / "work"
         base: Device = devices.this(DRY) if self.dry else DEVICES[CUDA]
         self.device = replace(base, chunk=CHUNK)

@@ -11,14 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.load.prompts import Prompts
+from benchmark.load import FAKE_BOOTSTRAP_HOST, Prompts
 from benchmark.results import Bar, Figure, Piece, Table
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
-from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.progress import Progress
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
-from benchmark.rig.variants import FCFS, LAPS, ON, Variant
+from benchmark.rig import CPU, CUDA, DEVICES, FCFS, LAPS, ON, Device, Fleet, Progress, Variant, devices, get_json, model
 
 SHAPES = {
     CUDA: model.Shape(hidden=512, layers=24, heads=8, kv_heads=2, intermediate=2048),

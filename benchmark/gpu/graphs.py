@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmark.results import Figure, bars, ratio
-from benchmark.rig.variants import FCFS, GRAPHS
+from benchmark.rig import FCFS, GRAPHS
 
 
 def figures(points: dict[str, Any], graphs: dict[str, Any]) -> list[Figure]:

@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.results import Piece
 from benchmark.results.machine import commit, machine
 from benchmark.results.steps import Collected
-from benchmark.rig.progress import Progress
+from benchmark.rig import Progress
 
 PIECE_S = 240.0
 """Time limit of one piece."""

@@ -12,14 +12,9 @@ from laps_core.latency.step import StepShape
 from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
 
-from benchmark.load import client
-from benchmark.load.prompts import Prompts
+from benchmark.load import Prompts, client
 from benchmark.results import Figure, Piece, Table
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CUDA, Device
-from benchmark.rig.fleet import Fleet, busy_s
-from benchmark.rig.progress import Progress
-from benchmark.rig.variants import LAPS, ON, Variant
+from benchmark.rig import CUDA, LAPS, ON, Device, Fleet, Progress, Variant, busy_s, devices, model
 
 SHAPE, PROFILE = "8B", "qwen3-8b"
 TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

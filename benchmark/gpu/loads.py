@@ -12,15 +12,10 @@ from typing import Any
 
 from laps_plan.traffic.job import Job
 
-from benchmark.load import client
-from benchmark.load.prompts import Prompts
+from benchmark.load import Prompts, client
 from benchmark.results import Bar, Figure, Piece, Table, in_turns, quantile
 from benchmark.results.bars import LONE
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.progress import Progress
-from benchmark.rig.servers import ServerError
-from benchmark.rig.variants import FCFS, ON, Variant
+from benchmark.rig import FCFS, ON, Device, Fleet, Progress, ServerError, Variant, get_json
 from benchmark.serve import slices
 
 START_S = 200.0

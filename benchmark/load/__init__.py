@@ -1,1 +1,6 @@
-"""Load generator: sends the jobs of a workload and records an answer for each."""
+"""Load for servers: prompts, their requests, and a client that sends them."""
+
+# ruff: noqa: F401
+from benchmark.load.client import UNANSWERED, Answer, Loop, Route
+from benchmark.load.connection import Target, request
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST, Homes, Prompts, SessionPrompts

@@ -14,7 +14,9 @@ from laps_plan.sim.request import Request
 from laps_plan.traffic.job import Job
 
 from benchmark.load.connection import request
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+
+FAKE_BOOTSTRAP_HOST = "2.2.2.2"
+"""SGLang's own constant: a prefill server answers requests with this host without any decode server."""
 
 
 @dataclass

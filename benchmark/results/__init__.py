@@ -1,6 +1,8 @@
 """Results: figures, their bars, and the pieces of the report."""
 
 # ruff: noqa: F401
+from argparse import Namespace
+
 from benchmark.results.bars import Bar
 from benchmark.results.command import Command, Parser, at_least, command_line, count, parser, positive, some_of
 from benchmark.results.comparison import FAILED, Column, Comparison, beside, in_turns

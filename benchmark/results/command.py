@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmark.results.piece import Piece, called
-from benchmark.rig.model import REPO
-from benchmark.rig.progress import Progress
-from benchmark.rig.servers import ServerError
+from benchmark.rig import REPO, Progress, ServerError
 
 
 class Parser(argparse.ArgumentParser):

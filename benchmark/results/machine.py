@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from benchmark.rig.model import REPO
+from benchmark.rig import REPO
 
 PACKAGES = (
     "sglang", "sglang-kernel", "sglang-router", "sglang-laps", "torch", "triton", "transformers",

@@ -12,7 +12,7 @@ import numpy as np
 from laps_plan.traffic.job import LONG, SHORT
 from numpy.typing import NDArray
 
-from benchmark.load.client import Answer
+from benchmark.load import Answer
 
 KINDS = (SHORT, LONG)
 QUANTILES = (50, 90, 99)

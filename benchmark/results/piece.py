@@ -19,7 +19,7 @@ from laps_plan import table
 from benchmark.results.bars import Bar
 from benchmark.results.machine import commit, machine, versions
 from benchmark.results.ratio import Ratio
-from benchmark.rig.model import REPO
+from benchmark.rig import REPO
 
 NAME = "piece.json"
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.results.piece import Piece
-from benchmark.rig.devices import EMULATED, H200
-from benchmark.rig.model import REPO
-from benchmark.rig.variants import SMALL, SPF
+from benchmark.rig import EMULATED, H200, REPO, SMALL, SPF
 
 LIMIT_S = 3600.0
 """Time limit of one command."""

@@ -27,8 +27,6 @@ PORTS = (30100, 32700)
 """Above the ports that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its
 own."""
 _handed_out: set[int] = set()
-FAKE_BOOTSTRAP_HOST = "2.2.2.2"
-"""SGLang's own constant: a prefill server answers requests with this host without any decode server."""
 
 ENV = {
     "SGLANG_HOST_IP": HOST,

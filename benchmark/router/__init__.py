@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.load.connection import Target
+from benchmark.load import Target
 from benchmark.results import KINDS, Column, Comparison
-from benchmark.rig import servers
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import flush
-from benchmark.rig.variants import BUILT_IN
+from benchmark.rig import BUILT_IN, Device, flush, servers
 
 STOCK, LAPS = "stock", "laps"
 MODULES = {STOCK: "sglang_router.launch_router", LAPS: "sglang_router_laps.launch_router"}

@@ -9,12 +9,10 @@ Rounds of the routers alternate, and figures are medians over rounds (ratios: me
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from benchmark.results import Command, Parser, Piece, count, positive
-from benchmark.rig import devices
-from benchmark.rig.model import REPO
+from benchmark.results import Command, Namespace, Parser, Piece, count, positive
+from benchmark.rig import REPO, devices
 from benchmark.router import agents, echo, real
 
 MODES = {"echo": echo.run, "real": real.run, "agents": agents.run}
@@ -32,7 +30,7 @@ def options(p: Parser) -> None:
     devices.add_device(p, devices.CPU)
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Measure what is asked for."""
     args.out = args.out or REPO / "out" / f"router-{args.mode}"
     return MODES[args.mode](args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import re
@@ -16,13 +15,10 @@ from laps_plan.traffic import turns
 from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.turns import Turn
 
-from benchmark.load import client
-from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
-from benchmark.results import FAILED, Column, Comparison, Figure, Piece, bars, brief, in_turns
-from benchmark.rig import devices, model
-from benchmark.rig.devices import Device
-from benchmark.rig.variants import LAPS as LAPS_PREFILL
+from benchmark.load import Prompts, Target, client
+from benchmark.results import FAILED, Column, Comparison, Figure, Namespace, Piece, bars, brief, in_turns
+from benchmark.rig import LAPS as LAPS_PREFILL
+from benchmark.rig import Device, devices, model
 from benchmark.router import KEYED, LAPS, TTFT, best_other, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
@@ -96,7 +92,7 @@ def cached_tokens(prefills: Sequence[Target]) -> float:
     return total
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Run all routers in front of prefill servers with LAPS on an emulated device. Raises ServerError or
     ConnectionError."""
     device: Device = args.device if args.device.emulated else devices.emulated(DEVICE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -14,9 +13,8 @@ from typing import Any
 
 import uvloop
 
-from benchmark.load import client
-from benchmark.load.connection import Target, request
-from benchmark.results import Column, Comparison, Piece, Table, bars, in_turns, quantile
+from benchmark.load import Target, client, request
+from benchmark.results import Column, Comparison, Namespace, Piece, Table, bars, in_turns, quantile
 from benchmark.rig import servers
 from benchmark.router import ALL, LAPS, STOCK, routers
 
@@ -107,7 +105,7 @@ def measured(server: servers.Server, clients: int, seconds: float, *, stream: bo
     }
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Run all routers in front of the same instant back ends: the routers on one core, all else on another."""
     cores, seconds, loads = sorted(os.sched_getaffinity(0)), args.seconds or 3.0, dict[str, Comparison]()
     with back_ends(PREFILLS + DECODES, args.out) as behind:

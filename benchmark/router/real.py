@@ -3,7 +3,6 @@ among documents."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -15,13 +14,10 @@ from typing import Any
 from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.streams import in_turn, poisson
 
-from benchmark.load import client
-from benchmark.load.prompts import Prompts
-from benchmark.results import FAILED, Comparison, Piece, bars, brief, in_turns
-from benchmark.rig import model
-from benchmark.rig.devices import CPU, MODELS, Device
-from benchmark.rig.variants import FCFS
-from benchmark.rig.variants import LAPS as LAPS_PREFILL
+from benchmark.load import Prompts, client
+from benchmark.results import FAILED, Comparison, Namespace, Piece, bars, brief, in_turns
+from benchmark.rig import CPU, FCFS, MODELS, Device, model
+from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.router import ALL, LAPS, STOCK, TTFT, best_other, site
 
 TWO = 2
@@ -57,7 +53,7 @@ def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
     return prompts.bodies(jobs, seed)
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Measure TTFT behind each router; stock prefill servers unless LAPS's are asked for, so that the difference is the
     router's alone. Raises ServerError or ConnectionError."""
     device: Device = args.device

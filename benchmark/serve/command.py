@@ -28,11 +28,9 @@ from pathlib import Path
 from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
-from benchmark.load.prompts import Prompts, SessionPrompts
+from benchmark.load import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
-from benchmark.rig import devices, model, variants
-from benchmark.rig.devices import CUDA, Device
-from benchmark.rig.fleet import Fleet
+from benchmark.rig import CUDA, Device, Fleet, devices, model, variants
 from benchmark.serve import tables
 from benchmark.serve.compare import SIMULATED, Bench, Compared, Points, Settings, simulated
 

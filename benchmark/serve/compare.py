@@ -18,14 +18,10 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.little import Steady
 from laps_plan.traffic.named import Offer, Workload
 
-from benchmark.load import client
-from benchmark.load.client import Answer, Loop
-from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
+from benchmark.load import Answer, Loop, Prompts, Target, client
 from benchmark.results import Comparison, Slo, in_turns, quantile
 from benchmark.results.metrics import figures
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, busy_s, flush
+from benchmark.rig import Device, Fleet, busy_s, flush
 from benchmark.sim.loads import offer
 
 PATIENCE_S = 60.0

@@ -8,7 +8,6 @@ no request of either class waits longer than LAPS promises. Under ten minutes on
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +19,10 @@ from laps_core.policy.preemption import DEPTH
 from laps_plan.traffic import named
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
-from benchmark.load.client import Answer
-from benchmark.load.prompts import Prompts
-from benchmark.results import KINDS, Command, Figure, Piece, Table
+from benchmark.load import Answer, Prompts
+from benchmark.results import KINDS, Command, Figure, Namespace, Piece, Table
 from benchmark.results.bars import NO_MORE
-from benchmark.rig import devices
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
+from benchmark.rig import BUILT_IN, FCFS, LAPS, SPF, STOCK, Device, Fleet, devices, get_json
 from benchmark.serve.command import LONG_CHUNKS, how_served, piece_of_open
 from benchmark.serve.compare import Bench, Compared, Measured, Settings
 
@@ -137,7 +132,7 @@ def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
     return Terms(measured.lone, gap_s, config["guard"], fleet.device.chunk, slice_s, longest)
 
 
-def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     """Yield both pieces, measured on the same servers."""
     device: Device = args.device
     say, out = args.say, {name: args.out / name for name in ("headline", "overload")}

@@ -22,15 +22,10 @@ from dataclasses import dataclass, field, replace
 from laps_core.config import LapsConfig
 from laps_plan.traffic.job import Job
 
-from benchmark.load import client
-from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
+from benchmark.load import Prompts, Target, client
 from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, in_turns, quantile, ratio
 from benchmark.results.bars import LONE, NO_MORE
-from benchmark.rig import devices
-from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
+from benchmark.rig import BUILT_IN, FCFS, LAPS, Device, Fleet, devices
 
 NAMES = (FCFS, LAPS)
 SHORT_TOKENS = 64

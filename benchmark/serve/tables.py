@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
-from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
+from benchmark.rig import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import Compared, Points
 
 RATIOS = {

@@ -6,7 +6,6 @@ python -m benchmark.sim.colocated --models 8b --requests 600  one of them, quick
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed, Trace, poisson
 
-from benchmark.results import Bar, Command, Parser, Piece, Table, bars, count, positive
+from benchmark.results import Bar, Command, Namespace, Parser, Piece, Table, bars, count, positive
 from benchmark.sim.loads import THINK_S, TOKEN_S, TURNS
 
 KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
@@ -194,7 +193,7 @@ def options(p: Parser) -> None:
     p.add_argument("--load", type=positive, default=0.7, help="share of what is estimated to be the most (0.7)")
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Study all models."""
     text = (
         "Simulated servers that prefill and decode, a device each: H200, profiles from kernels that NVIDIA measured. "

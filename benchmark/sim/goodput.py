@@ -8,7 +8,6 @@ and LAPS, with the objectives as deadlines or without.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import Command, Figure, Parser, Piece, Table, count, highest, positive
+from benchmark.results import Command, Figure, Namespace, Parser, Piece, Table, count, highest, positive
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
@@ -111,7 +110,7 @@ def options(p: Parser) -> None:
     p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
 
 
-def search(args: argparse.Namespace) -> Piece:
+def search(args: Namespace) -> Piece:
     """Search the goodput of all ways at all scales."""
     seeds = range(args.seed, args.seed + args.seeds)
     study = Study(Profile.load(args.profile), args.model, args.requests, seeds, args.each)

@@ -7,7 +7,6 @@ Each load runs at shares of what stock fcfs can do; all outcomes count, the firs
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -21,7 +20,7 @@ from laps_plan.sim import quoting
 from laps_plan.traffic import named
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import Command, Parser, Piece, Table
+from benchmark.results import Command, Namespace, Parser, Piece, Table
 from benchmark.results.bars import INSIDE
 from benchmark.sim.loads import CHUNK, SCALE, offer
 
@@ -40,7 +39,7 @@ def options(p: Parser) -> None:
     p.add_argument("--overlap", action="store_true", help="with SGLang's overlap loop")
 
 
-def run(args: argparse.Namespace) -> Piece:
+def run(args: Namespace) -> Piece:
     """Simulate all loads."""
     text = (
         "Every request is quoted as it enters the queue; the table has the share of first tokens inside the interval."

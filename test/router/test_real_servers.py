@@ -16,6 +16,7 @@ import pytest
 from rounds import until_seen
 from served import NORMAL, Beside, Prefill, checkpoint, on, prefill_server
 
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
 from benchmark.rig import servers
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL)]
@@ -154,7 +155,7 @@ def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> Non
     after = served()
     # Most: after the few that showed that it is shared, each goes to where it is answered first.
     assert after["short"] - before["short"] > 12
-    bootstrap = {"bootstrap_host": servers.FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
+    bootstrap = {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
     usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
     assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256
 

@@ -11,7 +11,7 @@ import pytest
 from rounds import until_seen
 from served import CHUNK, LAPS, Prefill, Setup, ask, ids, on, send_all
 
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
 
 FIXED = Setup(
     "fixed-window", (*LAPS, "--laps-wait-window-ms", "500", "--laps-config", '{"window": "fixed", "profile": true}')

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
 
 REQUEST_LIMIT_S = 400.0
 """Guards against a hang (seconds)."""

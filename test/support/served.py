@@ -24,6 +24,7 @@ import lean
 import pytest
 from rounds import ROUNDS
 
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
 from benchmark.rig import model, servers
 
 CHUNK = 512
@@ -267,7 +268,7 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
     body: dict[str, Any] = {
         "input_ids": prompt,
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
-        "bootstrap_host": servers.FAKE_BOOTSTRAP_HOST,
+        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
         "bootstrap_port": 1,
         "bootstrap_room": room,
     }
