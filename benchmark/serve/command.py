@@ -56,11 +56,9 @@ def options(p: Parser) -> None:
         "--capacity", type=positive, metavar="RATE", help="capacity, requests/s (measured; simulated if emulated)"
     )
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
-    p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=at_least(512), help="longest prompt, tokens (cpu 4096, cuda 65536)")
-    p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -148,17 +146,15 @@ def compared(
     kind = SessionPrompts if device.prefixes else Prompts
     prompts = kind(device.vocabulary, args.seed, longest, reuse, not args.pd)
     names = [v.name for v in args.variants]
-    settings = Settings(
-        args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest, capacity_per_s=args.capacity
-    )
+    given = args.rounds, args.seconds, args.utilisation, args.seed
+    settings = Settings(*given, longest, capacity_per_s=args.capacity)
     how = how_served(device, args.pd, new_only=not reuse)
     # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
     folders = [(args.out or model.REPO / "out") / f"{'' if args.out else 'serve-'}{prefix}{w}" for w in args.workload]
     if args.out and len(folders) == 1:
         folders = [args.out]
-    together = {"auto": None, "together": True, "turns": False}[args.servers]
-    fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd, together)
+    fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd)
     with nullcontext() if up else fleet:
         bench, lone = Bench(fleet, names, prompts, settings, say), None
         for name, out in zip(args.workload, folders, strict=True):

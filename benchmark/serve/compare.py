@@ -28,6 +28,8 @@ PATIENCE_S = 60.0
 CLIENTS = 32
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
+SLO_FACTOR = 10.0
+"""In time: TTFT of at most so many lone TTFTs."""
 SIMULATED = "fcfs, simulated,"
 
 Points = dict[int, dict[str, dict[str, Any]]]
@@ -42,7 +44,6 @@ class Settings:
     span_s: float
     utilisation: float
     seed: int
-    slo_factor: float
     longest: int
     calibrate_s: float = 5.0
     capacity_per_s: float | None = None
@@ -90,13 +91,6 @@ def closed_loop(
     return loop
 
 
-def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> Steady:
-    """Measure the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
-    jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
-    cache_histories(target, prompts, jobs)
-    return closed_loop(target, prompts.bodies(jobs, seed), CLIENTS, seconds, 1.0).steady
-
-
 def cache_histories(target: Target, prompts: Prompts, jobs: Sequence[Job]) -> None:
     """Have the server cache what is older than the load."""
     asyncio.run(client.one_by_one(target, prompts.histories(jobs)))
@@ -118,11 +112,6 @@ class Measured:
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
         loop = {} if self.steady is None else {"closed_loop": self.steady.as_dict()}
         return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s, **loop}
-
-    def arrivals(self, workload: Workload, settings: Settings, seed: int) -> list[Job]:
-        """Return the jobs of a round, the same for every variant."""
-        offer = Offer(settings.utilisation, settings.span_s, self.capacity_per_s, self.lone)
-        return workload.arrivals(offer, random.Random(seed))
 
 
 def simulated(device: Device, workload: Workload, settings: Settings) -> Measured:
@@ -174,20 +163,29 @@ class Bench:
         lone = lone or lone_ttft(target, self.prompts, settings.longest)
         if settings.capacity_per_s:
             return Measured(lone, settings.capacity_per_s, base)
-        measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
+        jobs = workload.sample(SAMPLE, random.Random(f"{settings.seed} sample"))
+        cache_histories(target, self.prompts, jobs)
+        bodies = self.prompts.bodies(jobs, settings.seed)
+        measured = closed_loop(target, bodies, CLIENTS, settings.calibrate_s, 1.0).steady
         self.say(f"capacity {measured.requests_per_s:.1f} requests/s")
         return Measured(lone, measured.requests_per_s, base, measured)
 
     def run(self, workload: Workload, measured: Measured) -> Compared:
         """Run an open load in all rounds. Raises ConnectionError if a variant answers nothing."""
-        settings, busy = self.settings, dict[str, list[float]]()
+        settings, prompts, busy = self.settings, self.prompts, dict[str, list[float]]()
+        offered = Offer(settings.utilisation, settings.span_s, measured.capacity_per_s, measured.lone)
 
         def once(i: int, name: str) -> list[Answer]:
-            self.servers.target(name)
-            before = busy_s(self.servers.prefill(name))
-            seed = settings.seed * 1000 + i
-            answers = self._load(name, measured.arrivals(workload, settings, seed), seed)
-            after = busy_s(self.servers.prefill(name))
+            target, prefill, seed = self.servers.target(name), self.servers.prefill(name), settings.seed * 1000 + i
+            before = busy_s(prefill)
+            jobs = workload.arrivals(offered, random.Random(seed))
+            bodies = prompts.bodies(jobs, seed)
+            if prompts.reuse:
+                # Each round begins with an empty prefix cache, except for histories that are older.
+                flush(prefill)
+                cache_histories(target, prompts, jobs)
+            answers = asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
+            after = busy_s(prefill)
             ended = [a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None]
             if answers and not ended:
                 raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
@@ -196,7 +194,7 @@ class Bench:
             return answers
 
         answers = in_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
-        return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
+        return Compared(measured, Slo(SLO_FACTOR, measured.lone), answers, busy)
 
     def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
         """Run closed loops. Raises ConnectionError if a request fails."""
@@ -218,12 +216,3 @@ class Bench:
                 for name, loops in seen.items()
             }
         return points
-
-    def _load(self, name: str, jobs: Sequence[Job], seed: int) -> list[Answer]:
-        """Run one round on one variant, from an empty prefix cache except for histories older than the round."""
-        target, prompts = self.servers.target(name), self.prompts
-        bodies = prompts.bodies(jobs, seed)
-        if prompts.reuse:
-            flush(self.servers.prefill(name))
-            cache_histories(target, prompts, jobs)
-        return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))

@@ -128,8 +128,7 @@ def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None
     gap_s, config = status["preemption"]["gap_ms"] / 1e3, status["config"]
-    slice_s = config["slice_ms"] / 1e3
-    return Terms(measured.lone, gap_s, config["guard"], fleet.device.chunk, slice_s, longest)
+    return Terms(measured.lone, gap_s, config["guard"], fleet.device.chunk, config["slice_ms"] / 1e3, longest)
 
 
 def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
@@ -137,7 +136,7 @@ def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     device: Device = args.device
     say, out = args.say, {name: args.out / name for name in ("headline", "overload")}
     prompts, longest = Prompts(device.vocabulary, args.seed, device.longest), LONG_CHUNKS * device.chunk
-    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
+    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, longest, calibrate_s=4.0)
     over = replace(settings, rounds=max(1, args.rounds // 2), utilisation=1.2)
     how = how_served(device, pd=False, new_only=True)
     mixed, heavy = (named.make(n, named.Scale(longest, longest)) for n in ("mixed", "overload"))

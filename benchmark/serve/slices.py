@@ -74,11 +74,6 @@ def measure(fleet: Fleet, rounds: int, tokens: int, seed: int) -> dict[str, Seen
     return {name: Seen(*map(list, zip(*of, strict=True))) for name, of in seen.items()}
 
 
-def medians(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """Return the median of each round."""
-    return [statistics.median(r) for r in rounds]
-
-
 def flat_ms(rounds: Sequence[Sequence[float]]) -> list[float]:
     """Return all values of all rounds (ms)."""
     return [1e3 * t for t in itertools.chain(*rounds)]
@@ -86,18 +81,16 @@ def flat_ms(rounds: Sequence[Sequence[float]]) -> list[float]:
 
 def over(new: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Ratio:
     """Return the ratio of the rounds' medians."""
-    return ratio(medians(new), medians(base))
+    return ratio(*(list(map(statistics.median, rounds)) for rounds in (new, base)))
 
 
 def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
     """Return figures of the benefit and cost of slices, with bars."""
     laps, stock = seen[LAPS], seen[FCFS]
-    slice_s = statistics.median(medians(laps.long)) / layers
-    ratios = [
-        quantile(met, 90) / (statistics.median(alone) + 2 * slice_s)
-        for met, alone in zip(laps.met, laps.short, strict=True)
-    ]
-    pooled = quantile(flat_ms(laps.met), 90) / 1e3 / (statistics.median(medians(laps.short)) + 2 * slice_s)
+    alone, long = ([statistics.median(r) for r in rounds] for rounds in (laps.short, laps.long))
+    slices_s = 2 * statistics.median(long) / layers
+    ratios = [quantile(met, 90) / (short + slices_s) for met, short in zip(laps.met, alone, strict=True)]
+    pooled = quantile(flat_ms(laps.met), 90) / 1e3 / (statistics.median(alone) + slices_s)
     title = f"P90 TTFT of a short request in the middle of {tokens} tokens, over lone TTFT + 2 slices"
     met = Figure.of(title, pooled, NO_MORE, len(ratios))
     met.low, met.high = min(ratios), max(ratios)
@@ -112,19 +105,15 @@ def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Fi
     """Return FlowPrefill's blocking time: from the decision to preempt to the launch of the short batch, in ms of the
     unscaled device. Measured as the extra wait of a short request in the middle of a long batch. ``slice_ms``: None for
     no bar."""
-    waits = [
-        1e3 * (t - statistics.median(alone)) / slow
-        for met, alone in zip(laps.met, laps.short, strict=True)
-        for t in met
-    ]
+    rounds = zip(laps.met, map(statistics.median, laps.short), strict=True)
+    waits = [1e3 * (t - alone) / slow for met, alone in rounds for t in met]
     bar = None if slice_ms is None else Bar(most=slice_ms + HOST_MS)
     return Figure.of("blocking time, P99 (ms)", quantile(waits, 99), bar, len(laps.met))
 
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    words = "length of the long prompt, in one chunk (8192)"
-    p.add_argument("--tokens", type=at_least(512), default=8192, help=words)
+    p.add_argument("--tokens", type=at_least(512), default=8192, help="of the long prompt, in one chunk (8192)")
     devices.add_device(p)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
 from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
 from benchmark.rig import FCFS, LAPS, SMALL, STOCK
@@ -28,13 +27,9 @@ RESULTS = (
     Column("tokens/s", ("tokens_per_s",)),
     FAILED,
 )
-IN_TIME = tuple(Column(f"{kind} in time %", (kind, "goodput"), ".1f", scale=100.0) for kind in KINDS)
 FAIR = (
-    *(
-        Column(f"{kind} slowdown {q}", (kind, f"slowdown_{q.lower()}"), ".1f")
-        for kind in KINDS
-        for q in ("mean", "P90")
-    ),
+    *(Column(f"{kind} in time %", (kind, "goodput"), ".1f", scale=100.0) for kind in KINDS),
+    *(Column(f"{k} slowdown {q}", (k, f"slowdown_{q.lower()}"), ".1f") for k in KINDS for q in ("mean", "P90")),
     *(Column(f"longest {kind} wait s", (kind, "longest_wait_s"), ".2f") for kind in KINDS),
 )
 
@@ -50,10 +45,8 @@ def results(compared: Compared, title: str) -> list[Table]:
         f"In time: TTFT at most {compared.slo.factor:g} times that of a prompt of so many new tokens alone. Slowdown: "
         "TTFT over that lone TTFT. Wait: TTFT less it."
     )
-    return [
-        pooled.table(title, "variant", RESULTS, note),
-        pooled.table("In time, slowdown, longest wait", "variant", (*IN_TIME, *FAIR), fair),
-    ]
+    second = pooled.table("In time, slowdown, longest wait", "variant", FAIR, fair)
+    return [pooled.table(title, "variant", RESULTS, note), second]
 
 
 def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
@@ -102,10 +95,11 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
 
 def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], list[Figure]]:
     """Return tables and ratios over ``base`` of closed loops; with bars on those of ``judged``."""
-    tables, compared = [], []
-    names = list(next(iter(points.values())))
+    tables, compared, names = [], [], list(next(iter(points.values())))
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
-        rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
+        rows = [
+            [str(n), *(f"{m:.1f}" for m in at)] for n, *at in zip(points, *medians(points, key).values(), strict=True)
+        ]
         tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
     for name in (name for name in names if name != base):
         rates = {n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items()}
@@ -119,5 +113,4 @@ def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], 
 
 def medians(points: Points, key: str) -> dict[str, list[float]]:
     """Return a figure's medians over rounds, by variant: one value for each number of clients."""
-    names: Sequence[str] = list(next(iter(points.values())))
-    return {name: [statistics.median(at[name][key]) for at in points.values()] for name in names}
+    return {name: [statistics.median(at[name][key]) for at in points.values()] for name in next(iter(points.values()))}

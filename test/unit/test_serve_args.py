@@ -26,7 +26,7 @@ CPU = ["--device", "cpu"]
         (["--variant", "mine='"], "No closing quotation"),
         (["--against", "nope"], "not among the variants"),
         (["--rounds", "0"], "--rounds: 0 is not positive"),
-        (["--slo-factor", "-1"], "--slo-factor: -1 is not positive"),
+        (["--utilisation", "-1"], "--utilisation: -1 is not positive"),
         (["--longest", "100"], "at least 512"),
         (["--concurrency", "0"], "--concurrency: 0 is not positive"),
     ],
