@@ -18,7 +18,7 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import Answer, Route, client
-from benchmark.results import Bar, Column, Comparison, Figure, Table, beside, quantile, ratio
+from benchmark.results import Bar, Column, Comparison, Figure, Table, quantile, ratio
 from benchmark.rig import SMALL, SPF, Fleet
 
 PATIENCE_S = 60.0
@@ -114,7 +114,7 @@ class Accuracy:
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
         """Return medians over rounds of both; times in ms."""
         columns = [Column(key, (key,), *FORMS.get(key, (".0f", 1e3))) for key in keys]
-        return beside(title, "", (self.measured, self.simulated), columns, note)
+        return self.measured.table(title, "", columns, note, beside=self.simulated)
 
     def ratios(self, name: str, bars: Mapping[str, Bar | None]) -> list[Figure]:
         """Return simulated over measured figures. ``name``: theirs, with {policy} and {key}; ``bars``: of each key."""

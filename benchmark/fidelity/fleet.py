@@ -24,7 +24,7 @@ from benchmark.fidelity import claims
 from benchmark.fidelity.compare import drawn, quantiles
 from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import Prompts, Target, client
-from benchmark.results import FAILED, Column, Command, Comparison, Namespace, Parser, Piece, Table, beside
+from benchmark.results import FAILED, Column, Command, Comparison, Namespace, Parser, Piece, Table
 from benchmark.rig import FCFS, Device, devices, warm_up
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.router import LAPS, STOCK, site
@@ -125,9 +125,9 @@ def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
 def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
     """Add emulated and simulated figures side by side, and LAPS's over stock's."""
     for load in real[BASE]["open"]:
-        seen = [Comparison({name: [runs[name]["open"][load]] for name in ways}) for runs in (real, sim)]
+        seen, simulated = (Comparison({name: [runs[name]["open"][load]] for name in ways}) for runs in (real, sim))
         title = f"At {float(load):.0%}: TTFT in ms, emulated / simulated"
-        piece.tables.append(beside(title, "", seen, COLUMNS))
+        piece.tables.append(seen.table(title, "", COLUMNS, beside=simulated))
         for key, words in NAMES.items():
             ratio = real[ways[-1]]["open"][load][key] / real[BASE]["open"][load][key]
             piece.judge(f"at {float(load):.0%}, {words}, laps / stock", ratio)

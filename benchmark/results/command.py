@@ -30,11 +30,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def count(text: str) -> int:
-    """Return the whole number >= 1 in ``text``."""
-    return at_least(1)(text)
-
-
 def positive(text: str) -> float:
     """Return the number > 0 in ``text``."""
     if not float(text) > 0.0:
@@ -51,6 +46,10 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return integer
+
+
+count = at_least(1)
+"""Returns the whole number >= 1 in a text."""
 
 
 def some_of(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
@@ -71,13 +70,11 @@ def parser(
     ``seconds``: defaults of options that some have."""
     p = Parser(program, doc)
     if rounds:
-        words = f"({rounds}); 5 are the fewest that support a verdict"
-        p.add_argument("--rounds", type=count, default=rounds, help=words)
+        p.add_argument("--rounds", type=count, default=rounds, help=f"({rounds}); a verdict needs 5")
     if seed is not None:
         p.add_argument("--seed", type=int, default=seed, help=f"({seed})")
     if seconds:
-        words = f"duration of a round's load ({seconds:g})"
-        p.add_argument("--seconds", type=positive, default=seconds, help=words)
+        p.add_argument("--seconds", type=positive, default=seconds, help=f"duration of a round's load ({seconds:g})")
     folder = None if out is None else REPO / "out" / out
     p.add_argument("--out", type=Path, default=folder, help="folder of the result (out/...)")
     return p

@@ -87,26 +87,22 @@ class Comparison:
         """Return the ratio of a figure, judged if there is a ``bar``."""
         return Figure.of(text, self.ratio(new, base, *path), bar)
 
-    def rows(self, columns: Sequence[Column]) -> list[tuple[str, ...]]:
-        """Return a row for each variant, its name first."""
-        return [(name, *(c.text(self.values(name, *c.path)) for c in columns)) for name in self.rounds]
+    def rows(self, columns: Sequence[Column], beside: Comparison | None = None) -> list[tuple[str, ...]]:
+        """Return a row for each variant, its name first. ``beside``: its figures stand in the same cells."""
+        both = [self, *filter(None, [beside])]
+        return [
+            (name, *(" / ".join(c.text(one.values(name, *c.path)) for one in both) for c in columns))
+            for name in self.rounds
+        ]
 
     def table(
-        self, title: str, first: str, columns: Sequence[Column], note: str = "", over: tuple[str, str] | None = None
-    ) -> Table:
+        self, title: str, first: str, columns: Sequence[Column], note: str = "", over: tuple[str, str] | None = None,
+        beside: Comparison | None = None,
+    ) -> Table:  # fmt: skip
         """Return a table with a row for each variant; ``first``: head of their names; ``over``: two variants whose
-        ratios are the last row."""
-        rows = self.rows(columns)
+        ratios are the last row; ``beside``: as for ``rows``."""
+        rows = self.rows(columns, beside)
         if over:
             ratios = ("" if c.over is sum else f"{self.ratio(*over, *c.path).median:.2f}" for c in columns)
             rows.append((" / ".join(over), *ratios))
         return Table(title, (first, *(c.head for c in columns)), rows, note)
-
-
-def beside(title: str, first: str, both: Sequence[Comparison], columns: Sequence[Column], note: str = "") -> Table:
-    """Return a table with the figures of several comparisons of the same variants in each cell."""
-    rows = [
-        (name, *(" / ".join(c.text(one.values(name, *c.path)) for one in both) for c in columns))
-        for name in both[0].rounds
-    ]
-    return Table(title, (first, *(c.head for c in columns)), rows, note)

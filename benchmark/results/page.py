@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+import orjson
 
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.steps import Collected
@@ -63,8 +63,7 @@ def judged(figures: Sequence[Figure]) -> str:
 def section(name: str, piece: Piece) -> str:
     """Return the section of one piece."""
     parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
-    parts += filter(None, [judged(piece.figures)])
-    parts += [markdown(t) for t in piece.tables]
+    parts += [*filter(None, [judged(piece.figures)]), *map(markdown, piece.tables)]
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
     other = [f for f in piece.figures if not f.bar]
     if other:
@@ -109,27 +108,6 @@ def page(collected: Collected) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def finite(data: Any) -> Any:
-    """Return ``data`` with null for numbers that JSON lacks."""
-    if isinstance(data, dict):
-        return {k: finite(v) for k, v in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(v) for v in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def bench(collected: Collected) -> dict[str, Any]:
-    """Return every figure of every piece."""
-    return {
-        "figures": [
-            {"piece": name, "commit": piece.commit, **finite(asdict(f))}
-            for name, (piece, _) in collected.pieces.items()
-            for f in piece.figures
-        ],
-        "missing": collected.missing,
-    }
-
-
 def write(collected: Collected, out: Path) -> None:
     """Write README.md, bench.json, raw JSON and pictures in place of an earlier page.
 
@@ -137,7 +115,8 @@ def write(collected: Collected, out: Path) -> None:
     """
     files: dict[str, bytes] = {}
     for name, (piece, folder) in collected.pieces.items():
-        files[f"{name}.json"] = json.dumps(finite(asdict(piece)), separators=(",", ":")).encode() + b"\n"
+        # Infinite and NaN are null.
+        files[f"{name}.json"] = orjson.dumps(piece) + b"\n"
         for file in list(piece.pictures):
             kept = picture_name(name, file)
             there = next((path for path in (folder / kept, folder / file) if path.exists()), None)
@@ -155,7 +134,13 @@ def write(collected: Collected, out: Path) -> None:
     for file, content in files.items():
         (out / file).write_bytes(content)
     (out / "README.md").write_text(page(collected))
-    (out / BENCH).write_text(json.dumps(bench(collected), indent=1) + "\n")
+    figures = [
+        {"piece": name, "commit": piece.commit, **asdict(figure)}
+        for name, (piece, _) in collected.pieces.items()
+        for figure in piece.figures
+    ]
+    told = orjson.loads(orjson.dumps({"figures": figures, "missing": collected.missing}))
+    (out / BENCH).write_text(json.dumps(told, indent=1) + "\n")
 
 
 def markers(name: str) -> tuple[str, str]:

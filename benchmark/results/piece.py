@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from laps_plan import table
+from laps_plan.table import Table
 
 from benchmark.results.bars import Bar
 from benchmark.results.machine import commit, machine, versions
@@ -22,12 +22,6 @@ from benchmark.results.ratio import Ratio
 from benchmark.rig import REPO
 
 NAME = "piece.json"
-
-
-class Table(table.Table):
-    """A table, as printed and as shown in the report."""
-
-    STYLE = "plain"
 
 
 @dataclass

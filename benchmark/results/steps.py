@@ -23,7 +23,8 @@ class Step:
     """One command of the report."""
 
     module: str
-    args: tuple[str, ...] = ()
+    args: str = ""
+    """Separated by spaces."""
     leaves: tuple[str, ...] = ()
     """Pieces written, if not one of the step's name; a folder each, below that of the report."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -32,16 +33,15 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _router(*args: str) -> Step:
-    return Step("benchmark.router", args)
-
-
-CLIENTS = ("1", "4", "8", "16", "32", "64")
 TRACES = ("emulated-azure", "emulated-code", "emulated-lmsys")
 FLEETS = ((1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
-REAL = ("--real", "--rounds", "3", "--seconds", "15", "--device", f"{EMULATED}{H200}")
+REAL = f"--real --rounds 3 --seconds 15 --device {EMULATED}{H200}"
 """On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
+AGENTS = (
+    f"--workload agents --variants fcfs,{SPF},{SMALL},laps --rounds 2 --seconds 80 --utilisation 0.7 "
+    f"--device {EMULATED}h200-qwen3-8b,slow=2"
+)
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
     *("answers", "answers-tp2", "closed", "graphs", "agents", "latency", "ladder-0.5B", "ladder-7B"),
@@ -49,47 +49,38 @@ GPU = (
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
     "closed": Step(
-        "benchmark.serve",
-        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3", "--concurrency", *CLIENTS),
+        "benchmark.serve", "--workload closed --variants fcfs,laps --seconds 3 --concurrency 1 4 8 16 32 64"
     ),
     "slices": Step("benchmark.serve.slices"),
-    "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
-    "router-real": _router(*REAL),
-    "router-two": _router(*REAL, "--laps-prefill", "--prefill", "2"),
-    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "80"),
+    "router-echo": Step("benchmark.router", "--echo --rounds 3 --seconds 2"),
+    "router-real": Step("benchmark.router", REAL),
+    "router-two": Step("benchmark.router", f"{REAL} --laps-prefill --prefill 2"),
+    "router-agents": Step("benchmark.router", "--agents --rounds 1 --seconds 80"),
     "colocated": Step("benchmark.colocated"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "sim-quotes": Step("benchmark.sim.quotes", ("--profiles", "h200-qwen3-8b")),
+    "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),
     "emulated": Step("benchmark.fidelity.policies"),
     **{
         f"emulated-{n}-{model}": Step(
-            "benchmark.fidelity.fleet", ("--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n))
+            "benchmark.fidelity.fleet", f"--device h200-qwen3-{model},slow={slow} --servers {n}"
         )
         for n, model, slow in FLEETS
     },
     "planned": Step("benchmark.fidelity.planner", leaves=(*TRACES, "planned")),
-    "emulated-agents": Step(
-        "benchmark.serve",
-        (
-            *("--workload", "agents", "--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "80"),
-            *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
-        ),
-    ),
+    "emulated-agents": Step("benchmark.serve", AGENTS),
     "groups": Step("benchmark.fidelity.ranks"),
-    "groups-agents": Step("benchmark.fidelity.ranks", ("--workload", "agents", "--seconds", "200")),
+    "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 200"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # Code of the tests; each server imports for itself, as in production.
-    "faults": Step(
-        "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}
-    ),
+    "faults": Step("warm", "faults --requests 10000", env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}),
 }
 
 
 def command(name: str, step: Step, folder: Path) -> list[str]:
     """Return the command of a step; ``folder`` is the report's."""
     out = folder if step.leaves else folder / name
-    return ["-m", step.module, *step.args, "--out", str(out)]
+    return ["-m", step.module, *step.args.split(), "--out", str(out)]
 
 
 def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str | None:
@@ -108,14 +99,11 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait(60)
             return f"took longer than {LIMIT_S:.0f} s"
-        except BaseException:
+        finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            raise
     say(f"{name}: {time.monotonic() - begin:.0f} s")
     if code:
         lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
