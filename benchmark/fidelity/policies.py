@@ -66,8 +66,7 @@ def capacity(profile: Profile, chunk: int, seed: int) -> float:
 
 def emulator(target: Target) -> dict[str, Any]:
     """Return a server's statistics of its emulated device."""
-    info = get_json(target, "/server_info") or {}
-    states = info.get("internal_states") or [{}]
+    states = (get_json(target, "/server_info") or {}).get("internal_states") or [{}]
     return dict(states[0].get("emulated") or {})
 
 

@@ -121,8 +121,8 @@ def piece_of(
     ]
     text = (
         f"{device.what}, {ranks} rank{'s' * (ranks > 1)}: each prompt alone on stock SGLang, then all at once, a pause "
+        "after each layer, on a server with LAPS in the overlap loop."
     )
-    text += "after each layer, on a server with LAPS in the overlap loop."
     table = Table("First tokens", ("prompts", "asked", "that differ"), rows)
     data = {"lengths": list(lengths), "alone": [vars(a) for a in alone], "together": [vars(a) for a in together]}
     title = "Right answers under preemption" + (f", {ranks} ranks" if ranks > 1 else "")

@@ -119,11 +119,7 @@ def run(args: Namespace) -> Piece:
             return {**brief(counted), "mean_ms": mean_ms, "kept": kept, "failed": failed}
 
         seen = in_turns(tuple(WAYS), args.rounds, once, args.say)
-    return piece(seen, {"prefill": count, "share": args.share, "seconds": seconds, "device": device.what})
-
-
-def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
-    """Return the piece for the report."""
+    settings = {"prefill": count, "share": args.share, "seconds": seconds, "device": device.what}
     found = Comparison(seen)
     judged = [Figure.of(f"cached tokens kept, {name}", found.median(name, "kept"), bars.KEPT) for name in (LAPS, NAMED)]
     for kind, bar in ((SHORT, bars.AGENTS_BEHIND_ROUTER), (LONG, None)):
@@ -132,10 +128,10 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
         judged += [found.figure(text.format(name), name, best, (kind, "p90_ms"), bar) for name in (LAPS, NAMED)]
     columns = (*TTFT, Column("mean", ("mean_ms",)), Column("kept", ("kept",), ".1%"), FAILED)
     text = (
-        f"{settings['prefill']} prefill servers with LAPS, each with {settings['device']}, and a decode server. "
+        f"{count} prefill servers with LAPS, each with {device.what}, and a decode server. "
         f"Sessions of {EACH} turns of recorded coding agents on {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, "
-        f"pauses cut to {PAUSE_S:g} s; {settings['share']:.0%} of what the devices can do where all is cached that can "
-        f"be; {settings['seconds']:g} s a round, the same arrivals behind all routers, in turns. Named: each request "
+        f"pauses cut to {PAUSE_S:g} s; {args.share:.0%} of what the devices can do where all is cached that can "
+        f"be; {seconds:g} s a round, the same arrivals behind all routers, in turns. Named: each request "
         f"names its session in {KEYED}. gateway: SGLang's Rust gateway with the prefill policy that is named; it has "
         "none by consistent hashing. Medians over rounds. Kept: tokens found in the servers' caches, of those that one "
         "cache without a limit would have."

@@ -76,16 +76,12 @@ def run(args: Namespace) -> Piece:
             return brief(asyncio.run(client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)))
 
         seen = in_turns(names, args.rounds, once, args.say)
+    where = device.what if own else "this machine"
     settings = {
-        "prefill": count, "laps": args.laps_prefill, "device": device.what if own else "this machine",
+        "prefill": count, "laps": args.laps_prefill, "device": where,
         "document_alone_s": alone_s, "documents_per_s": documents_per_s, "turns_per_s": TURNS_PER_S,
     }  # fmt: skip
-    return piece(seen, settings)
-
-
-def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
-    """Return the piece for the report."""
-    found, few, judged = Comparison(seen), settings["prefill"] == TWO, []
+    found, few, judged = Comparison(seen), count == TWO, []
     for kind, bar in ((SHORT, bars.BEHIND_ROUTER), (LONG, bars.BEHIND_ROUTER_LONG)):
         best = best_other(found, kind, {LAPS})
         for name in sorted({STOCK, best}):
@@ -94,8 +90,8 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
             against = bars.NO_LOSS if few else bar if name == best else None
             judged.append(found.figure(title, LAPS, name, (kind, "p90_ms"), against))
     text = (
-        f"{settings['prefill']} real prefill servers ({'LAPS' if settings['laps'] else 'stock'}) on "
-        f"{settings['device']}, and a decode server; conversations that share {SYSTEMS} system prompts of "
+        f"{count} real prefill servers ({'LAPS' if args.laps_prefill else 'stock'}) on {where}, and a decode server; "
+        f"conversations that share {SYSTEMS} system prompts of "
         f"{SYSTEM_TOKENS} tokens, and documents of {DOCUMENT_TOKENS[0]} to {DOCUMENT_TOKENS[1]}; the same arrivals "
         "behind all routers, in turns. gateway: SGLang's Rust gateway with the prefill policy that is named. Medians "
         "over rounds, in ms."
