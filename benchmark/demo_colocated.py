@@ -7,10 +7,9 @@ comes out: one table, one picture of every token, ``piece.json``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from benchmark import colocated
-from benchmark.colocated import DEFAULT, LAPS, NAMES, Played
+from benchmark.colocated import DEFAULT, LAPS, NAMES
 from benchmark.results import Column, Command, Comparison, Namespace, Parser, Piece, Table
 from benchmark.results.pictures import tokens
 from benchmark.rig import CPU, DEVICES
@@ -20,11 +19,6 @@ SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
 PICTURE = "tokens.png"
 STREAM_TOKENS = 160
 """Tokens of each stream: some 4 s on two cores while nothing else runs, so they are there when the documents come."""
-
-
-def summary(rounds: Sequence[Played]) -> dict[str, float]:
-    """Return ``colocated.NAMES`` over all requests of a variant's rounds."""
-    return colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))
 
 
 def table(result: dict[str, dict[str, float]]) -> Table:
@@ -43,7 +37,11 @@ def options(p: Parser) -> None:
 def run(args: Namespace) -> Piece:
     """Run the demo."""
     seen, decode = colocated.played((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
-    result = {name: summary(rounds) for name, rounds in seen.items()}
+    # Over all requests of a variant's rounds.
+    result = {
+        name: colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))
+        for name, rounds in seen.items()
+    }
     tokens({name: colocated.tokens(rounds[0][0]) for name, rounds in seen.items()}, args.out / PICTURE)
     text = (
         "The same streams, documents and short prompts on one server that prefills and decodes, with LAPS and as stock "

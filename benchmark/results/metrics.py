@@ -44,15 +44,6 @@ def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def highest(kept: Callable[[float], bool], most: float, steps: int) -> float:
-    """Return the highest rate that is kept, by bisection between 0 and ``most`` in so many steps."""
-    good, bad = 0.0, most
-    for _ in range(steps):
-        middle = (good + bad) / 2
-        good, bad = (middle, bad) if kept(middle) else (good, middle)
-    return good
-
-
 def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
     """Return the TTFTs of the answered requests of one class (ms)."""
     return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]

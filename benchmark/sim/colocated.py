@@ -14,7 +14,7 @@ from typing import Any
 
 from laps_core.latency.step import StepShape
 from laps_core.policy.decode import LEAST_TARGET_S, TIMES
-from laps_plan.plan.whole import DEFAULT, SPARING, Question, Row, Trials, best, even, stock
+from laps_plan.plan.whole import DEFAULT, SPARING, Question, Row, Trials, answered, best, even, stock
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving, serve
 from laps_plan.sim.streams import Tokens
@@ -148,7 +148,8 @@ class Study:
         rng = random.Random(f"{self.seed} agents")
         sessions = turns.agents(AGENTS_LONGEST, THINK_S, TOKEN_S)
         jobs = turns.jobs(turns.stretches(sessions, TURNS, 1.0, float(self.requests), rng), float(self.requests))
-        trials = self._trials(Traffic([_own(job, jobs) for job in jobs], "agents"), load)
+        # Turns tell their answers: none is drawn.
+        trials = self._trials(answered(Traffic(jobs, "agents"), lambda _: (1, 1), self.seed), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
         self._goodput("agents", trials, rows)
@@ -177,13 +178,6 @@ class Study:
             cells.append([r.serving.name, *(f"{1e3 * s:.0f}" for s in times), f"{r.rate:.2f}", f"{r.in_time:.1%}"])
         data = [{**asdict(r), "parts": None, "setup": r.serving.name} for r in rows]
         self.note(f"{title} (ms)", HEADS, cells, data)
-
-
-def _own(job: Job, jobs: Sequence[Job]) -> Job:
-    """The time of the answer before is simulated, and no part of the pause."""
-    if job.after is None:
-        return job
-    return replace(job, pause_s=max(0.0, job.pause_s - TOKEN_S * jobs[job.after].output))
 
 
 def options(p: Parser) -> None:

@@ -19,7 +19,7 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import Command, Figure, Namespace, Parser, Piece, Table, count, highest, positive
+from benchmark.results import Command, Figure, Namespace, Parser, Piece, Table, count, positive
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
@@ -90,8 +90,12 @@ class Study:
         return min(met[s] / n for s, n in due.items()) if self.each else met.total() / due.total()
 
     def goodput(self, way: Way, scale: float, most: float) -> float:
-        """Return the goodput (requests/s), between 0 and ``most``."""
-        return highest(lambda rate: self.in_time(way, rate, scale) >= SHARE, most, STEPS)
+        """Return the goodput (requests/s), between 0 and ``most``, by bisection."""
+        good, bad = 0.0, most
+        for _ in range(STEPS):
+            middle = (good + bad) / 2
+            good, bad = (middle, bad) if self.in_time(way, middle, scale) >= SHARE else (good, middle)
+        return good
 
     def capacity(self) -> float:
         """Return stock fcfs's capacity with all requests waiting (requests/s)."""

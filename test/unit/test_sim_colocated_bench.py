@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from laps_plan.plan.whole import stock
 from laps_plan.profile import Profile
-from laps_plan.traffic.job import Job
 
 from benchmark.results import bars
 from benchmark.results.piece import Piece
@@ -48,13 +47,6 @@ def test_chats_have_answers_and_the_same_ones_for_everybody() -> None:
     following = loop.answered(1.0, first[0])
     assert following is not None
     assert following.client == first[0].client
-
-
-def test_the_time_of_an_answer_is_simulated_and_not_in_the_pause() -> None:
-    first = Job(0.0, 100, stream=1, goes_on=True, output=50)
-    second = Job(5.0, 10, 150, stream=1, goes_on=True, after=0, pause_s=3.0)
-    assert colocated._own(second, [first, second]).pause_s == pytest.approx(3.0 - 50 * colocated.TOKEN_S)
-    assert colocated._own(first, [first, second]) is first
 
 
 def test_it_leaves_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
