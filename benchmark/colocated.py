@@ -35,18 +35,15 @@ ROWS = model.REPO / "benchmark" / "rig" / "rows"
 LAPS, DEFAULT = "laps", "stock"
 
 
-def _chunks(tokens: int, *flags: str) -> tuple[str, ...]:
-    return ("--chunked-prefill-size", str(tokens), *flags)
-
-
+BETWEEN = f"--schedule-policy {SPF} --prefill-decode-interval 1"
 VARIANTS = {
-    LAPS: _chunks(4096, ON),
-    DEFAULT: _chunks(4096),
-    **{
-        f"stock, {n}, a step between": _chunks(n, "--schedule-policy", SPF, "--prefill-decode-interval", "1")
-        for n in (512, 2048)
-    },
-    "stock, 1024, mixed": _chunks(1024, "--schedule-policy", SPF, "--enable-mixed-chunk"),
+    name: ("--chunked-prefill-size", *words.split())
+    for name, words in {
+        LAPS: f"4096 {ON}",
+        DEFAULT: "4096",
+        **{f"stock, {n}, a step between": f"{n} {BETWEEN}" for n in (512, 2048)},
+        "stock, 1024, mixed": f"1024 --schedule-policy {SPF} --enable-mixed-chunk",
+    }.items()
 }
 PATIENCE_S = 120.0
 """Between two tokens of a request, the first one included."""

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from laps_plan.traffic.job import THRESHOLD
 
-from benchmark.gpu import graphs
 from benchmark.gpu.answers import answers
 from benchmark.gpu.kit import Kit
 from benchmark.gpu.ladder import TINY, ladder
 from benchmark.gpu.latency import TOKENS, latency
-from benchmark.gpu.loads import loads, lone
+from benchmark.gpu.loads import graph_figures, loads, lone
 from benchmark.load import Prompts
 from benchmark.results import Namespace, Piece, command_line, page, parser, positive, some_of
 from benchmark.results.machine import machine
@@ -123,7 +122,7 @@ class Run:
                 fleet.target(GRAPHS)
                 status = get_json(fleet.prefill(GRAPHS), "/laps_status") or {}
                 piece.title = "Full graphs for short prompts"
-                piece.figures = [*graphs.figures(piece.data["points"], status.get("graphs", {})), *piece.figures]
+                piece.figures = [*graph_figures(piece.data["points"], status.get("graphs", {})), *piece.figures]
             return piece, left
 
         return make

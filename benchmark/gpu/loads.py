@@ -1,5 +1,5 @@
-"""Does the plugin load and serve here, with which attention backends, prefill graphs and loops? And what does it cost a
-short request that is alone?"""
+"""Does the plugin load and serve here, with which attention backends, prefill graphs and loops? What does it cost a
+short request that is alone, and what do full graphs bring?"""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, client
-from benchmark.results import Bar, Figure, Piece, Table, in_turns, quantile
-from benchmark.results.bars import LONE
-from benchmark.rig import FCFS, ON, Device, Fleet, Progress, ServerError, Variant, get_json
+from benchmark.results import Bar, Figure, Piece, Table, bars, in_turns, quantile, ratio
+from benchmark.rig import FCFS, ON, Device, Fleet, Progress, ServerError, Variant, get_json, variants
 from benchmark.serve import slices
 
 START_S = 200.0
@@ -74,7 +73,7 @@ def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) ->
 
     seen = in_turns(names, rounds, once, lambda _: None)
     figures = [
-        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), LONE)
+        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), bars.LONE)
         for name in names
         if name != FCFS
     ]
@@ -85,3 +84,21 @@ def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) ->
     text = f"{fleet.device.what}; {rounds} rounds of {REQUESTS} requests, the servers in turns."
     table = Table("Alone", ("variant", "P10", "P50", "P90"), rows, note)
     return Piece("lone", "A short request alone", text, seed, [table], figures, data={"ttft_s": seen})
+
+
+def graph_figures(points: dict[str, Any], graphs: dict[str, Any]) -> list[Figure]:
+    """Return figures of full graphs for short prompts, against SGLang's own graphs in closed loops. ``points``: clients
+    -> variant -> figures of each round; ``graphs``: part of /laps_status."""
+    key, found = "requests_per_s", []
+    over = {n: ratio(of[variants.GRAPHS][key], of[FCFS][key]) for n, of in points.items()}
+    for pick, bar in ((min, bars.GRAPHS_WORST), (max, bars.GRAPHS_BEST)):
+        clients = pick(over, key=lambda n: over[n].median)
+        found.append(Figure.of(f"requests/s, {variants.GRAPHS} / {FCFS}, {clients} clients", over[clients], bar))
+    for name, words, bar in (
+        ("padded_share", "padded share of rows", bars.PADDED),
+        ("capture_s", "capture (s)", bars.CAPTURE_S),
+        ("capture_mib", "capture (MiB)", bars.CAPTURE_MIB),
+    ):
+        if name in graphs:
+            found.append(Figure.of(words, graphs[name], bar))
+    return found
