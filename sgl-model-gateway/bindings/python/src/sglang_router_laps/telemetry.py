@@ -43,7 +43,6 @@ class Counts:
     tokens: dict[Pool, int] = field(default_factory=_zeros)
     moves: dict[Assignment, int] = field(default_factory=lambda: dict.fromkeys((*POOLS, BOTH), 0))
     prefix_tokens: int = 0
-    copied: int = 0
     retried: int = 0
     waited: int = 0
     failed: int = 0
@@ -60,7 +59,6 @@ COUNTERS = {
     "tokens": ("new_tokens", "class", "Expected new tokens by class"),
     "moves": ("migrations", "target", "Instances moved, by the pool they moved to"),
     "prefix_tokens": ("prefix_tokens", "", "Tokens expected to be found in a prefix cache"),
-    "copied": ("copied", "", "Requests sent to the short pool to leave a copy of a shared prefix there"),
     "retried": ("retried", "", "Requests sent to a second instance"),
     "waited": ("waited", "", "Requests that waited in the queue"),
     "failed": ("failed", "", "Requests answered 500, 502 or 504, or cut off"),
@@ -103,7 +101,6 @@ class Journal:
         c.prefix_tokens += tokens - choice.new_tokens
         self.lengths.add(choice.new_tokens, max(0, tokens - choice.new_tokens))
         c.spilled[choice.length_class] += choice.spilled
-        c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Record one time to first token."""
