@@ -47,8 +47,9 @@ LONGEST_S = 150.0
 """Longest simulated time of an open load (seconds)."""
 LEAST_LONG = 8
 """Least number of long requests in an open load, if ``LONGEST_S`` allows."""
-Kind = Literal["policy", "memory", "group", "router"]
-"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router."""
+Kind = Literal["policy", "memory", "group", "router", "divided"]
+"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router, of a
+router with two pools from the start."""
 
 
 class Pause(NamedTuple):
@@ -183,8 +184,8 @@ def _closed(sizes: Sizes, clients: int, requests: int = 1000, pause: Pause = FAR
     return Load(sizes, 0.0, requests, clients, pause, near=pause is not FAR)
 
 
-def _fleet(workload: named.Workload, requests: int) -> Load:
-    return Load(workload, 0.7, requests, kind="router", servers=SERVERS)
+def _fleet(workload: named.Workload, requests: int, kind: Kind = "router") -> Load:
+    return Load(workload, 0.7, requests, kind=kind, servers=SERVERS)
 
 
 MIXED, MOONCAKE = named.Drawn("mix", "", MIX), named.make("mooncake", SCALE)
@@ -214,4 +215,6 @@ LOADS: dict[str, Load] = {
     "azure 70%, fleet": _fleet(AZURE, 3000),
     "agents 70%, fleet": _fleet(AGENTS, 1500),
     "turns 70%, fleet": _fleet(named.make("turns", SCALE), 3000),
+    "mix 70%, divided": _fleet(MIXED, 6000, "divided"),
+    "azure 70%, divided": _fleet(AZURE, 3000, "divided"),
 }

@@ -36,6 +36,7 @@ PROFILES = ("h200-qwen3-8b", "h200-qwen3-30b-a3b", "h200-qwen3-32b")
 GROUP = "h200-deepseek-v3-dp8"
 PLACES: Mapping[Kind, Sequence[str]] = {
     "policy": PROFILES, "memory": (PROFILES[0], PROFILES[2]), "group": (GROUP,), "router": PROFILES[:2],
+    "divided": PROFILES[:2],
 }  # fmt: skip
 """Profiles that each kind of rules is tried with; in the overlap loop, which groups do not have."""
 FIRST_SEED = 101
@@ -141,11 +142,12 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, tim
     """Run one simulation, without `rule` if there is one. `times`: so many times the requests."""
     seen_as = load.profile(profile)
     stream = load.stream(seen_as, times * load.requests, seed)
+    alloc = {"initial_short": SERVERS // 2} if load.kind == "divided" else {}
     with rule.taken_out() if rule else nullcontext():
         outcome = run(
             VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
             knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
-            servers=load.servers, router="pools", alloc=AllocConfig(**rule.alloc) if rule else None,
+            servers=load.servers, router="pools", alloc=AllocConfig(**{**alloc, **(rule.alloc if rule else {})}),
         )  # fmt: skip
     return Seen.of(outcome, load)
 
@@ -247,8 +249,8 @@ def measure(args: argparse.Namespace) -> Piece:
         "Each line is the policy without one of its rules, on the same arrivals. "
         f'{args.seeds} seeds; the overlap loop, but for ranks. "Near" '
         f'clients are back within a millisecond; "tight": memory runs out; "ranks": eight data-parallel ranks '
-        f'that plan together; "fleet": {SERVERS} servers behind the router. There is no host time per slice: which '
-        "batches are too small for slices is not in it."
+        f'that plan together; "fleet": {SERVERS} servers behind the router, "divided": in two pools. '
+        "There is no host time per slice: which batches are too small for slices is not in it."
     )
     where = list(dict.fromkeys(c.profile for c in today))
     piece = Piece("sim-rules", "What each rule is worth", text, args.seed, [summary(found, rules)])

@@ -155,7 +155,7 @@ BEYOND = (
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _returns(()))], kind="router"),
-    Rule("spill", "own pool only", alloc={"spill": "off"}, kind="router"),
-    Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="router"),
+    Rule("spill", "own pool only", alloc={"spill": "off"}, kind="divided"),
+    Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="divided"),
 )  # fmt: skip
 ALL = (*RULES, *BEYOND)

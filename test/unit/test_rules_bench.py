@@ -16,7 +16,7 @@ from laps_plan.traffic.lengths import fixed
 from benchmark.rig.model import REPO
 from benchmark.sim.loads import FAR, LATER_S, LOADS, NEAR, UNEVEN, Loop, Pause
 from benchmark.sim.rules import Case, Effect, Seen, cell, effects, largest, matrix, raw, simulated, summary
-from benchmark.sim.without import RULES, Rule, fills, put
+from benchmark.sim.without import ALL, RULES, Rule, fills, put
 
 SEEN = Seen(0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
 PLACE = Case("h200-qwen3-8b", "mix 50%")
@@ -63,6 +63,12 @@ def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: s
     assert repr(seen(None)) == repr(today), "it is back"
     assert math.isnan(today.in_time) != load.deadlines
     assert load.clients == 0 or today.littles_ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_spill_acts_in_a_divided_fleet() -> None:
+    profile, load = Profile.load("h200-qwen3-8b"), replace(LOADS["azure 70%, divided"], requests=100)
+    (spill,) = (r for r in ALL if r.name == "spill")
+    assert simulated(load, profile, spill, seed=7, times=1) != simulated(load, profile, None, seed=7, times=1)
 
 
 def test_moved_is_what_is_off_by_more_than_three_hundredths_in_one_direction() -> None:
