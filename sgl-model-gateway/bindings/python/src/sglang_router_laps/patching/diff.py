@@ -1,4 +1,4 @@
-"""Unified diffs with context: parsed, and applied to texts in memory, forwards or backwards."""
+"""Unified diffs: parsed, and applied to texts in memory, forwards or backwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _FILE = re.compile(rb"^\+\+\+ b/(\S+)\n")
-_HUNK = re.compile(rb"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 class DiffError(Exception):
@@ -38,7 +38,9 @@ def parse(text: bytes) -> dict[str, list[Hunk]]:
             hunks = files.setdefault(file[1].decode(), [])
             inside = False
         elif (head := _HUNK.match(line)) and hunks is not None:
-            hunks.append(Hunk(int(head[1]), int(head[2]), [], []))
+            # Where a hunk has no lines on a side, its number there is that of the line before.
+            at, new_at = int(head[1]) + (head[2] == b"0"), int(head[3]) + (head[4] == b"0")
+            hunks.append(Hunk(at, new_at, [], []))
             inside = True
         elif inside and hunks and line[:1] in (b" ", b"-", b"+"):
             if line[:1] != b"+":

@@ -1,4 +1,4 @@
-"""The series of changes to SGLang's server: each file of the installed package as released, or with all of them."""
+"""A series of changes to an installed package: each file as released, or with all of them."""
 
 from __future__ import annotations
 
