@@ -1,7 +1,7 @@
 """Telemetry for operators: totals, times to first token, and the history of pools and pressures.
 
-A new counter: add a field to ``Counts`` and an entry to ``COUNTERS``, and count it in ``router.counts``. Then
-``http.status`` shows it in /laps_status and /metrics; gauges stand there. Add its key to docs/ROUTER.md (tested).
+A new counter: add a field to ``Counts``, and count it in ``router.counts``. Then ``http.status`` shows it in
+/laps_status and /metrics; gauges stand there. Add its key to docs/ROUTER.md (tested).
 """
 
 from __future__ import annotations
@@ -34,45 +34,37 @@ def _zeros() -> dict[Pool, int]:
     return dict.fromkeys(POOLS, 0)
 
 
+def _metric(text: str, label: str = "", name: str = "") -> dict[str, str]:
+    """Return metadata of a total: help text, label and name of its metric; "": no label, the name of the field."""
+    return {"text": text, "label": label, "name": name}
+
+
 @dataclass(slots=True)
 class Counts:
-    """Totals since the start, some by class; COUNTERS describes each."""
+    """Totals since the start, with their metrics."""
 
-    requests: dict[Pool, int] = field(default_factory=_zeros)
-    spilled: dict[Pool, int] = field(default_factory=_zeros)
-    tokens: dict[Pool, int] = field(default_factory=_zeros)
-    moves: dict[Assignment, int] = field(default_factory=lambda: dict.fromkeys((*POOLS, BOTH), 0))
-    prefix_tokens: int = 0
-    retried: int = 0
-    waited: int = 0
-    failed: int = 0
-    rejected: int = 0
-    predicted_late: int = 0
-    refused: int = 0
-    disconnected: int = 0
-    failed_beats: int = 0
-
-
-COUNTERS = {
-    "requests": ("requests", "class", "Requests by class"),
-    "spilled": ("spilled", "class", "Requests sent to the other pool, by class"),
-    "tokens": ("new_tokens", "class", "Expected new tokens by class"),
-    "moves": ("migrations", "target", "Instances moved, by the pool they moved to"),
-    "prefix_tokens": ("prefix_tokens", "", "Tokens expected to be found in a prefix cache"),
-    "retried": ("retried", "", "Requests sent to a second instance"),
-    "waited": ("waited", "", "Requests that waited in the queue"),
-    "failed": ("failed", "", "Requests answered 500, 502 or 504, or cut off"),
-    "rejected": ("rejected", "", "Requests answered 503 or 429, or 408 by the queue"),
-    "predicted_late": (
-        "predicted_late",
-        "",
-        "Rejected requests whose first token was predicted after their deadline",
-    ),
-    "refused": ("refused", "", "Requests answered 4xx by the router"),
-    "disconnected": ("disconnected", "", "Requests whose client went away"),
-    "failed_beats": ("failed_beats", "", "Failed iterations of the pool controller"),
-}
-"""Metric name, label and help text for each field of Counts."""
+    requests: dict[Pool, int] = field(default_factory=_zeros, metadata=_metric("Requests by class", "class"))
+    spilled: dict[Pool, int] = field(
+        default_factory=_zeros, metadata=_metric("Requests sent to the other pool, by class", "class")
+    )
+    tokens: dict[Pool, int] = field(
+        default_factory=_zeros, metadata=_metric("Expected new tokens by class", "class", "new_tokens")
+    )
+    moves: dict[Assignment, int] = field(
+        default_factory=lambda: dict.fromkeys((*POOLS, BOTH), 0),
+        metadata=_metric("Instances moved, by the pool they moved to", "target", "migrations"),
+    )
+    prefix_tokens: int = field(default=0, metadata=_metric("Tokens expected to be found in a prefix cache"))
+    retried: int = field(default=0, metadata=_metric("Requests sent to a second instance"))
+    waited: int = field(default=0, metadata=_metric("Requests that waited in the queue"))
+    failed: int = field(default=0, metadata=_metric("Requests answered 500, 502 or 504, or cut off"))
+    rejected: int = field(default=0, metadata=_metric("Requests answered 503 or 429, or 408 by the queue"))
+    predicted_late: int = field(
+        default=0, metadata=_metric("Rejected requests whose first token was predicted after their deadline")
+    )
+    refused: int = field(default=0, metadata=_metric("Requests answered 4xx by the router"))
+    disconnected: int = field(default=0, metadata=_metric("Requests whose client went away"))
+    failed_beats: int = field(default=0, metadata=_metric("Failed iterations of the pool controller"))
 
 
 class Journal:

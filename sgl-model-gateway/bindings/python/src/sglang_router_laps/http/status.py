@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from laps_core import __version__
@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..router import Router
 from ..servers.signals import SignalReader
-from ..telemetry import COUNTERS, PREFIX
+from ..telemetry import PREFIX, Counts
 
 Rows = list[Any]
 """Label values and the value of each sample."""
@@ -122,10 +122,10 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; prometheus_client calls this at each scrape."""
         now = status(self._router)
-        for key, (name, label, text) in COUNTERS.items():
-            n = now["counts"][key]
-            rows: Rows = [((k,), v) for k, v in n.items()] if label else [((), n)]
-            yield _family(CounterMetricFamily, name, text, label, rows)
+        for f in fields(Counts):
+            n, said = now["counts"][f.name], f.metadata
+            rows: Rows = [((k,), v) for k, v in n.items()] if said["label"] else [((), n)]
+            yield _family(CounterMetricFamily, said["name"] or f.name, said["text"], said["label"], rows)
         tasks = [((t["name"],), t) for t in now["tasks"]]
         again = "Restarts after a failure"
         yield _family(CounterMetricFamily, "task_restarts", again, "task", _column(tasks, "restarts"))
