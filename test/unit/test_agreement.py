@@ -91,7 +91,7 @@ class Wire(Sessions):
     """One router's connections to a Site."""
 
     def __init__(self, site: Site) -> None:
-        super().__init__(60.0)
+        super().__init__()
         self._site = site
 
     async def ask(
@@ -124,9 +124,9 @@ class Seat:
 
         wire = Wire(site)
         self.pools = Pools([(s.url, 1) for s in site.servers], config, clock)
-        self.readers = [SignalReader(i, wire, None, 1.0) for i in self.pools.instances]
+        self.readers = [SignalReader(i, wire, 1.0) for i in self.pools.instances]
         self.moves = 0
-        records = Records(self.pools, wire, None)
+        records = Records(self.pools, wire)
         self.control = Control(self.pools, self.readers, records, config.pressure, self._note, clock)
         self.task = asyncio.create_task(self.control.run())
 

@@ -47,7 +47,7 @@ class Membership:
 
     def __init__(self, args: RouterArgs, config: AllocConfig, tasks: Tasks) -> None:
         self.sources = sources(args)
-        self.sessions = Sessions(args.request_timeout_secs, tls.to_servers(args))
+        self.sessions = Sessions(tls.to_servers(args), args.api_key)
         self.health = Health(self.sessions, args)
         prefills = [(url, port) for url, port in args.prefill_urls if not is_name(url)]
         decodes = [url for url in args.decode_urls if not is_name(url)]
@@ -171,9 +171,9 @@ class Membership:
 
     def _read(self, i: Instance) -> None:
         if isinstance(i, PrefillInstance):
-            self.readers.append(SignalReader(i, self.sessions, self._args.api_key, self._signal_s, self._threshold))
+            self.readers.append(SignalReader(i, self.sessions, self._signal_s, self._threshold))
         elif isinstance(i, DecodeInstance):
-            self.kv_readers.append(KvReader(i, self.sessions, self._args.api_key, self._signal_s))
+            self.kv_readers.append(KvReader(i, self.sessions, self._signal_s))
 
     def _watch(self, i: Instance) -> None:
         self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))

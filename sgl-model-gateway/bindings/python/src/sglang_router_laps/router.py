@@ -53,11 +53,11 @@ class Router:
         self.bodies = Budget(args.max_payload_size)
         self.draining = False
         """True while the router is being stopped and should get no new requests."""
-        self.aborter = Aborter(self.sessions, self.instances, args.api_key)
+        self.aborter = Aborter(self.sessions, self.instances)
         pressure = config.pressure
         self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
         self.counts = self.journal.counts
-        records = Records(self.pools, self.sessions, args.api_key)
+        records = Records(self.pools, self.sessions)
         self.control = Control(
             self.pools,
             self.readers,

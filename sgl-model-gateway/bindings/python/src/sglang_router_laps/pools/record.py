@@ -28,10 +28,9 @@ TIMEOUT_S = 2.0
 class Records:
     """Reads and sets the servers' pool records (``PrefillInstance.record`` is the latest one read)."""
 
-    def __init__(self, pools: Pools, sessions: Sessions, api_key: str | None) -> None:
+    def __init__(self, pools: Pools, sessions: Sessions) -> None:
         self._pools = pools
         self._sessions = sessions
-        self._key = f"Bearer {api_key}" if api_key else None
         self._known: dict[str, PoolRecord] = {}
         """Records by URL, as of the last check."""
         self._refused: set[str] = set()
@@ -81,7 +80,7 @@ class Records:
         """Set the server's record and return True; if another router was first, adopt its record."""
         record = instance.record or PoolRecord()
         body = {"assignment": assignment, "if_version": record.version}
-        answer = await self._sessions.tell(instance, POOL_ROUTE, self._key, TIMEOUT_S, body)
+        answer = await self._sessions.tell(instance, POOL_ROUTE, self._sessions.key, TIMEOUT_S, body)
         if answer is None:
             return False
         status, text = answer

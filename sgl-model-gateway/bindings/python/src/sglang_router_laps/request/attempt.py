@@ -33,7 +33,8 @@ class Attempt(Legs):
 
     client: Client
     left_s: float
-    """Time until the attempt is given up (seconds)."""
+    """Time until the attempt is given up (seconds), enforced here: a timer of aiohttp's for each leg would take 9
+    microseconds."""
     live: LiveRequest
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)

@@ -146,7 +146,9 @@ class Passage:
                 call.length_class = call.trail.length_class = pair[0].length_class
                 call.trail.tokens = pair[0].new_tokens
             try:
-                left_s = router.sessions.left_s(call.age_s if n or call.trail.placed else 0.0)
+                left_s = router.args.request_timeout_secs - (call.age_s if n or call.trail.placed else 0.0)
+                if left_s <= 0:
+                    raise TimeoutError
                 await Attempt(router, call, *pair, client, left_s, self.live).run()
                 return
             except (Refused, Lost) as e:

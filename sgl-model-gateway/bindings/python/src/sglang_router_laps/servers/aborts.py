@@ -70,11 +70,10 @@ class LiveRequest:
 class Aborter:
     """Tracks the requests under way, and sends aborts."""
 
-    def __init__(self, sessions: Sessions, instances: Sequence[Instance], api_key: str | None) -> None:
+    def __init__(self, sessions: Sessions, instances: Sequence[Instance]) -> None:
         self._live: dict[str, list[LiveRequest]] = {}
         self._sessions = sessions
         self._instances = instances
-        self._key = f"Bearer {api_key}" if api_key else None
         self._refused: WeakSet[Instance] = WeakSet()
         """Servers whose refusal has been logged."""
 
@@ -100,8 +99,7 @@ class Aborter:
         # The client may have sent another request with this id.
         twins = [other for name in live.names for other in self.named(name)]
         # A server with an admin key takes no other for aborts, so try the router's own key first.
-        keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
-        keys = keys or [None]
+        keys: list[str | None] = [*dict.fromkeys(filter(None, (self._sessions.key, authorization)))] or [None]
         for rid in ids:
             if any(rid in other.at.get(instance, ()) for other in twins):
                 continue
@@ -127,7 +125,8 @@ class Aborter:
         """Return 200 if a client with this key may abort, else the first server's refusal; None if no server was
         reached. The router's key may, and a key with which a server of each role accepts an abort of the ``unused``
         id."""
-        if self._key and compare_digest((authorization or "").encode(), self._key.encode()):
+        key = self._sessions.key
+        if key and compare_digest((authorization or "").encode(), key.encode()):
             return 200, b""
         by_role: dict[str, list[Instance]] = {}
         for i in self._instances:

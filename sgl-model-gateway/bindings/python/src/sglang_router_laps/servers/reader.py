@@ -58,13 +58,12 @@ Parse = Callable[[bytes], Awaitable[None]]
 class Reader:
     """Polls one server."""
 
-    def __init__(self, instance: Instance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
+    def __init__(self, instance: Instance, sessions: Sessions, period_s: float) -> None:
         """``period_s``: polling period (seconds)."""
         self.routes: tuple[tuple[str, Parse], ...] = ()
         """Routes and their parsers, in order of preference."""
         self._server = instance
         self._sessions = sessions
-        self._key = f"Bearer {api_key}" if api_key else None
         self._period_s = period_s
         self._asking: asyncio.Task[str | None] | None = None
         self._asked_at = -math.inf
@@ -117,7 +116,7 @@ class Reader:
 
     async def get(self, path: str) -> bytes:
         """Return the answer. Raises Missing if the server refuses, aiohttp.ClientError, and OSError."""
-        status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._key)
+        status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._sessions.key)
         if status != 200:
             raise Missing
         return text
@@ -126,8 +125,8 @@ class Reader:
 class KvReader(Reader):
     """Maintains ``DecodeInstance.kv``."""
 
-    def __init__(self, instance: DecodeInstance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
-        super().__init__(instance, sessions, api_key, period_s)
+    def __init__(self, instance: DecodeInstance, sessions: Sessions, period_s: float) -> None:
+        super().__init__(instance, sessions, period_s)
         self.instance = instance
         self.routes = ((LOADS, self._take),)
         self._own = 0

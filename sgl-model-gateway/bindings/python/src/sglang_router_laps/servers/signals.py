@@ -58,12 +58,11 @@ class SignalReader(Reader):
         self,
         instance: PrefillInstance,
         sessions: Sessions,
-        api_key: str | None,
         period_s: float,
         threshold: int = AllocConfig().threshold,
     ) -> None:
         """``threshold``: longest short request (tokens)."""
-        super().__init__(instance, sessions, api_key, period_s)
+        super().__init__(instance, sessions, period_s)
         status = f"{STATUS_ROUTE}?{MAX_AGE}={FRESH * period_s:g}"
         self.routes = ((status, self._laps), (LOADS, self._loads), ("metrics", self._metrics))
         self.instance = instance

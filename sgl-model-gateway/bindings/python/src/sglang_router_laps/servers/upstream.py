@@ -110,18 +110,11 @@ class RawHeaders(aiohttp.ClientRequest):
 class Sessions:
     """One client session per upstream, opened on first use."""
 
-    def __init__(self, timeout_s: float, tls: ssl.SSLContext | bool = True) -> None:
+    def __init__(self, tls: ssl.SSLContext | bool = True, api_key: str | None = None) -> None:
         self._tls = tls
-        self._timeout_s = timeout_s
+        self.key = f"Bearer {api_key}" if api_key else None
+        """Authorization of the router's own queries."""
         self._open: dict[Instance, aiohttp.ClientSession] = {}
-
-    def left_s(self, elapsed_s: float) -> float:
-        """Return the time left for a request of age ``elapsed_s`` (seconds). Raises TimeoutError if there is none. The
-        caller enforces it: an aiohttp timer for each leg would take 9 microseconds."""
-        left = self._timeout_s - elapsed_s
-        if left <= 0:
-            raise TimeoutError
-        return left
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
         """Return the session of ``instance``. Needs a running event loop."""
