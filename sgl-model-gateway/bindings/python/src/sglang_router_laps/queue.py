@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 
 from laps_core.policy.order import s_edf
@@ -44,15 +43,8 @@ def misses_deadline(late_s: float) -> TurnedAway:
     return TurnedAway(429, "deadline_missed", why, max(1, math.ceil(late_s)))
 
 
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    waiting: Waiting
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-def _key(ticket: _Ticket, now: float) -> tuple[float, ...]:
+def _key(w: Waiting, now: float) -> tuple[float, ...]:
     # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
-    w = ticket.waiting
     work_s = w.tokens * TOKEN_S
     return w.priority, *s_edf(w, work_s, work_s, now)
 
@@ -71,8 +63,8 @@ class Queue:
         self.in_flight = 0
         self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
         self._served = served
-        self._line: dict[_Ticket, None] = {}
-        """Queued requests, in order of arrival."""
+        self._line: dict[asyncio.Future[None], Waiting] = {}
+        """Queued requests, in order of arrival, by the turn that each waits for."""
         self._stranded = 0
         """Requests that have been admitted and wait for a healthy server."""
         self._passed = 0
@@ -85,8 +77,8 @@ class Queue:
 
     def oldest_s(self) -> float:
         """Return how long the first request in the queue has waited (seconds)."""
-        first = next(iter(self._line), None)
-        return 0.0 if first is None else time.monotonic() - first.waiting.since_s
+        first = next(iter(self._line.values()), None)
+        return 0.0 if first is None else time.monotonic() - first.since_s
 
     def after_s(self) -> int:
         """Return the Retry-After value: as long as the first request in the queue has waited (seconds)."""
@@ -108,20 +100,20 @@ class Queue:
     async def wait(self, waiting: Waiting, until: float) -> None:
         """Wait in the queue until admitted. Raises TurnedAway after the time-out, and at ``until`` (monotonic
         seconds)."""
-        ticket = _Ticket(waiting)
-        self._line[ticket] = None
+        turn = asyncio.get_running_loop().create_future()
+        self._line[turn] = waiting
         try:
             async with asyncio.timeout(min(until, waiting.since_s + self._timeout_s) - time.monotonic()):
-                await ticket.turn
+                await turn
         except BaseException as e:
-            if ticket.turn.done() and not ticket.turn.cancelled():
+            if turn.done() and not turn.cancelled():
                 # Admitted in the moment it was cancelled: free the slot.
                 self.leave()
             if not isinstance(e, TimeoutError):
                 raise
             raise self.too_late(until) from None
         finally:
-            self._line.pop(ticket, None)
+            self._line.pop(turn, None)
 
     def too_late(self, until: float) -> TurnedAway:
         """Return the refusal of a request that was not admitted before its deadline or the time-out."""
@@ -133,17 +125,17 @@ class Queue:
         """Free a slot, and admit the next requests."""
         self.in_flight -= 1
         while self._line and self.in_flight < self.most:
-            ticket = self._next()
-            del self._line[ticket]
-            if not ticket.turn.done():
+            turn = self._next()
+            del self._line[turn]
+            if not turn.done():
                 self.in_flight += 1
-                ticket.turn.set_result(None)
+                turn.set_result(None)
 
-    def _next(self) -> _Ticket:
+    def _next(self) -> asyncio.Future[None]:
         now = time.monotonic()
         oldest = next(iter(self._line))
         line = [oldest] if self._passed >= OLDEST_EVERY - 1 else islice(self._line, LOOKAHEAD)
-        first = min(line, key=lambda ticket: _key(ticket, now))
+        first = min(line, key=lambda turn: _key(self._line[turn], now))
         self._passed = 0 if first is oldest else self._passed + 1
         return first
 

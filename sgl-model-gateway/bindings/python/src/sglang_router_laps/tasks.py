@@ -72,27 +72,22 @@ class Tasks:
             logger.error("background task failed", exc_info=task.exception())
 
     async def _keep(self, name: str, work: Callable[[], Work]) -> None:
-        watched = Watched(name)
+        watched, pause_s = Watched(name), PAUSE_S
         self.watched.append(watched)
         try:
-            await self._again_and_again(watched, work)
+            while True:
+                began = time.monotonic()
+                watched.alive = True
+                try:
+                    await work()
+                except Exception as e:
+                    watched.error = f"{type(e).__name__}: {e}"
+                    logger.exception("%s failed; restarting it", name)
+                watched.alive = False
+                if time.monotonic() - began > PAUSE_MAX_S:
+                    pause_s = PAUSE_S
+                await asyncio.sleep(pause_s * (1 + 0.3 * random.random()))
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                watched.restarts += 1
         finally:
             self.watched.remove(watched)
-
-    async def _again_and_again(self, watched: Watched, work: Callable[[], Work]) -> None:
-        pause_s = PAUSE_S
-        while True:
-            began = time.monotonic()
-            watched.alive = True
-            try:
-                await work()
-            except Exception as e:
-                watched.error = f"{type(e).__name__}: {e}"
-                logger.exception("%s failed; restarting it", watched.name)
-            finally:
-                watched.alive = False
-            if time.monotonic() - began > PAUSE_MAX_S:
-                pause_s = PAUSE_S
-            await asyncio.sleep(pause_s * (1 + 0.3 * random.random()))
-            pause_s = min(pause_s * 2, PAUSE_MAX_S)
-            watched.restarts += 1

@@ -21,19 +21,11 @@ EXACT_BYTES = 16384
 CALL_BYTES = 64
 """Least cost of one text in that budget (bytes): many short texts take as long as one long text."""
 
-_REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\b')
-_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})\b')
 
-
-def reported_tokens(reply: bytes) -> int | None:
-    """Return ``prompt_tokens`` of a reply or of a stream's first event, found without parsing."""
-    found = _REPORTED.search(reply)
-    return int(found.group(1)) if found else None
-
-
-def cached_tokens(reply: bytes) -> int | None:
-    """Return ``cached_tokens``, in ``meta_info`` or, with --enable-cache-report, in ``usage``."""
-    found = _CACHED.search(reply)
+def reported_tokens(reply: bytes, name: bytes = b"prompt_tokens") -> int | None:
+    """Return a count of a reply or of a stream's first event, found without parsing: in ``meta_info``, or in ``usage``
+    (``cached_tokens`` with --enable-cache-report)."""
+    found = re.search(rb'"%b"\s*:\s*(\d{1,12})\b' % name, reply)
     return int(found.group(1)) if found else None
 
 

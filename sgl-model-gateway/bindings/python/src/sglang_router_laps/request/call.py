@@ -52,7 +52,7 @@ class Call:
         """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. From a single room
         SGLang would count up, and rooms decide which data-parallel rank gets a prompt."""
         try:
-            own = trail.id if trail.made else None
+            own = None if trail.given else trail.id
             self.ids = Ids(body.get("rid"), batch, own, self.headers.get("authorization"))
         except ValueError as e:
             raise BadRequest(f"rid: {e}") from None

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from laps_core.pools.instances import Instance
@@ -36,41 +37,42 @@ def request_id(headers: Sequence[tuple[bytes, bytes]], names: Mapping[bytes, int
     return next((text for _, text in sorted(found) if _PLAIN.fullmatch(text)), None) if found else None
 
 
+@dataclass(eq=False, slots=True)
 class Trail:
     """Timeline and outcome of one generation request. Times are monotonic seconds; None: not reached yet."""
 
-    __slots__ = (
-        "began", "decision", "decode", "endpoint", "first", "first_sent", "id", "length_class", "made", "placed",
-        "prefill", "prefilled", "receipt", "retries", "rid", "sent", "span", "status", "tokens",
-    )  # fmt: skip
+    given: str | None
+    """The client's id of the request."""
+    endpoint: str
+    id: str = field(init=False)
+    began: float = field(default_factory=time.monotonic)
+    rid: str = "-"
+    length_class: str = "-"
+    decision: str = ""
+    """Reason for the choice of the prefill server: pools.choice.Why, or retry; empty if none was chosen."""
+    tokens: int = 0
+    """Tokens expected to be computed."""
+    placed: tuple[float, float] | None = None
+    """Start and end of its wait in the queue."""
+    prefill: Instance | None = None
+    decode: Instance | None = None
+    sent: float | None = None
+    """Time at which the request was sent to the last pair of servers."""
+    first_sent: float | None = None
+    """Time at which it was sent to the first one."""
+    prefilled: float | None = None
+    """Time of that prefill server's answer."""
+    first: float | None = None
+    """Time of the first token."""
+    retries: int = -1
+    status: int = 0
+    receipt: bytes = b""
+    """Receipt for the answer, as JSON; empty = none."""
+    span: Any = None
+    """Span of the request's trace."""
 
-    def __init__(self, given: str | None, endpoint: str) -> None:
-        """``given``: the client's id of the request."""
-        self.id, self.made, self.endpoint = given or fresh(), given is None, endpoint
-        self.began = time.monotonic()
-        self.rid = self.length_class = "-"
-        self.decision = ""
-        """Reason for the choice of the prefill server: pools.choice.Why, or retry; empty if none was chosen."""
-        self.tokens = 0
-        """Tokens expected to be computed."""
-        self.placed: tuple[float, float] | None = None
-        """Start and end of its wait in the queue."""
-        self.prefill: Instance | None = None
-        self.decode: Instance | None = None
-        self.sent: float | None = None
-        """Time at which the request was sent to the last pair of servers."""
-        self.first_sent: float | None = None
-        """Time at which it was sent to the first one."""
-        self.prefilled: float | None = None
-        """Time of that prefill server's answer."""
-        self.first: float | None = None
-        """Time of the first token."""
-        self.retries = -1
-        self.status = 0
-        self.receipt = b""
-        """Receipt for the answer, as JSON; empty = none."""
-        self.span: Any = None
-        """Span of the request's trace."""
+    def __post_init__(self) -> None:
+        self.id = self.given or fresh()
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
