@@ -19,14 +19,14 @@ from laps_core.pools.pressure import BOTH
 MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
 
 
-def each(usable: list, ask: Ask, known: list, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
+def each(usable: list, ask: Ask, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
     """The straightforward rule."""
     total = max(1, ask.total)
     own: list[Offer] = []
     others: list[Offer] = []
     for i in usable:
         for place in i.places:
-            new = ask.new(place.prefixes) if known else total
+            new = ask.new(place.prefixes)
             short = new <= threshold
             at_home = i.pool == BOTH or (i.pool == "short") == short or (short and total > threshold)
             behind_s = BEHIND * place.outlook.model.work_s(new, total - new)

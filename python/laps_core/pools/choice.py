@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from laps_core.length import LONG, SHORT
+from laps_core.pools.arrivals import MOST_WORK_S
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.decode import DecodeInstance, roomiest
@@ -21,10 +22,6 @@ from laps_core.pools.pressure import BOTH, Pool
 from laps_core.pools.ranks import Rank
 from laps_core.pools.sessions import SessionTable
 from laps_core.protocol import Assignment
-
-MOST_WORK_S = 3600.0
-"""Most work counted for one request, whatever speed a server reports (seconds): sums stay finite."""
-
 
 Why = Literal["session", "prefix", "expected", "pool", "spill"]
 """Reason of the choice: the session is there; a part of the prompt is cached there; fastest predicted answer, of all
@@ -196,12 +193,11 @@ class Pools:
         if not usable:
             return None
         now, threshold = self._clock(), self.config.threshold
-        known = [p for p in ask.prompts if p.hashes]
         spilled = False
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
-            own, others = offers(usable, ask, known, now, threshold)
+            own, others = offers(usable, ask, now, threshold)
             _, new, chosen, _ = first(own or others, ask)
         else:
             new, chosen = ask.new(holder.prefixes), holder

@@ -9,7 +9,7 @@ from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.prefill import Place, PrefillInstance
-from laps_core.pools.prefixes import Ask, Fingerprint, PrefixIndex
+from laps_core.pools.prefixes import Ask
 from laps_core.pools.pressure import BOTH, Pool
 
 EASE = 0.5
@@ -21,25 +21,20 @@ BEHIND = 3.0
 """Weight of a request's work beside its own wait, for later requests that wait for it. A prefix computed anew delays
 everybody; by its own wait alone a request would leave its prefix too often."""
 _cost = itemgetter(0)
-NOTHING = PrefixIndex(0)
 FLOOD = 8
 """Multiple of ``load_unit`` in flight everywhere in a pool from which long requests spill to busy instances, too: to
 those with as many times less in flight."""
 
 
-def offers(
-    usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float, threshold: int
-) -> tuple[list[Offer], list[Offer]]:
+def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:
     """Return offers of the request's own pool and of the other pool. Of the places of a server that have nothing of
     the prompt cached and no work, the one that has served least stands for all: none is better."""
     total = max(1, ask.total)
-    prefixed = total > threshold
+    short_anew = total <= threshold
     own: list[Offer] = []
     others: list[Offer] = []
-    heads = {p.hashes[0] for p in known}
+    heads = {p.hashes[0] for p in ask.prompts if p.hashes}
     head, several = next(iter(heads), 0), len(heads) > 1
-    fresh = ask.new(NOTHING) if known else total
-    fresh_short = fresh <= threshold
     model: Coefficients | None = None
     step_s = work_s = behind_s = 0.0
     for i in usable:
@@ -57,7 +52,7 @@ def offers(
                 cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
                 offer = cost_s, new, place, others_s
                 # A request that is short only because its history is cached there belongs there.
-                at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
+                at_home = pool == BOTH or (pool == SHORT) == short or (short and not short_anew)
                 (own if at_home else others).append(offer)
             elif place.outlook.free_at > now or place.outstanding:
                 busy.append(place)
@@ -68,15 +63,15 @@ def offers(
         if i.outlook.model is not model:
             # Servers that report no speed share one model.
             model = i.outlook.model
-            step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
+            step_s, work_s = model.step_s, model.work_s(total, 0)
             behind_s = BEHIND * work_s
-        mine = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
+        mine = own if pool == BOTH or (pool == SHORT) == short_anew else others
         if free is not None:
-            mine.append((step_s + work_s + behind_s, fresh, free, behind_s))
+            mine.append((step_s + work_s + behind_s, total, free, behind_s))
             continue
         for place in busy:
-            cost_s = place.outlook.with_work_s(now, step_s, work_s, fresh_short) + behind_s
-            mine.append((cost_s, fresh, place, behind_s))
+            cost_s = place.outlook.with_work_s(now, step_s, work_s, short_anew) + behind_s
+            mine.append((cost_s, total, place, behind_s))
     return own, others
 
 

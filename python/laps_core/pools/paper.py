@@ -10,7 +10,8 @@ from collections.abc import Collection
 from typing import Any
 
 from laps_core.length import classify
-from laps_core.pools.choice import MOST_WORK_S, Choice, Pools, Why
+from laps_core.pools.arrivals import MOST_WORK_S
+from laps_core.pools.choice import Choice, Pools, Why
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move, PoolController, other
 from laps_core.pools.instances import Clock, open_to
