@@ -106,8 +106,8 @@ class Rest:
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus metrics of all processes behind the port, or of this one alone if a sibling asks."""
         mine = self._metrics.text()
-        if self._siblings.others and not self._siblings.ask_me(request):
-            answers = await self._siblings.ask(request)
+        answers = await self._siblings.ask(request)
+        if answers:
             texts = {i: answer[1] for i, answer in answers.items() if answer and answer[0] == 200}
             mine = merged({**texts, self._router.worker.index: mine})
         return Response(mine, media_type=CONTENT_TYPE_LATEST)
@@ -118,11 +118,10 @@ class Rest:
 
     async def liveness(self, request: Request) -> Response:
         """Return 200 if this process and all others behind the port answer."""
-        if self._siblings.others and not self._siblings.ask_me(request):
-            answers = await self._siblings.ask(request, timeout_s=HUNG_S)
-            silent = [str(i) for i, answer in answers.items() if answer is None]
-            if silent:
-                return PlainTextResponse(f"worker {', '.join(silent)} does not answer", 503)
+        answers = await self._siblings.ask(request, timeout_s=HUNG_S)
+        silent = [str(i) for i, answer in answers.items() if answer is None]
+        if silent:
+            return PlainTextResponse(f"worker {', '.join(silent)} does not answer", 503)
         return PlainTextResponse("alive")
 
     async def readiness(self, _: Request) -> Response:

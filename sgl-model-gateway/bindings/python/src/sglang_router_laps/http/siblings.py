@@ -40,8 +40,9 @@ class Siblings:
         return [i for i in range(len(self._worker.urls)) if i != self._worker.index]
 
     async def ask(self, request: Request, body: bytes = b"", timeout_s: float = ASK_S) -> dict[int, Answer | None]:
-        """Forward ``request`` to all siblings. Returns their answers by index; None if one did not answer."""
-        if not self.others:
+        """Forward ``request`` to all siblings, unless one has sent it. Returns their answers by index; None if one did
+        not answer."""
+        if not self.others or self.ask_me(request):
             return {}
         headers = forwarded(request.scope["headers"])
         headers[MARK] = self._worker.secret

@@ -97,10 +97,7 @@ def read_json(raw: bytes) -> Any:
 
     Extensions that the standard library takes (NaN, lone surrogates, UTF-16) MiniLB takes, too.
     """
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return _read_slowly(raw)[1]
+    return _read(raw)[1]
 
 
 def write_json(value: Any) -> bytes:
@@ -117,10 +114,7 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     try:
         if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            raw, body = _read_slowly(raw)
+        raw, body = _read(raw)
     except ValueError as e:
         # Undecodable, too deep, or a number with too many digits.
         status = 422 if isinstance(e, json.JSONDecodeError) else 400
@@ -128,6 +122,13 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     if not isinstance(body, dict):
         raise Rejection(refusal(422, INVALID, "the body is not a JSON object"))
     return raw, body
+
+
+def _read(raw: bytes) -> tuple[bytes, Any]:
+    try:
+        return raw, orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _read_slowly(raw)
 
 
 def _read_slowly(raw: bytes) -> tuple[bytes, Any]:
