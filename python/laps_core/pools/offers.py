@@ -76,14 +76,12 @@ def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: i
 
 
 def first(offers: list[Offer], ask: Ask) -> Offer:
-    """Return the cheapest offer, of several the one with the least in flight; if some meet the deadline with ease, the
-    one of these with the least work."""
+    """Return the offer answered first; if several meet the deadline with ease, the one with the least work."""
     if ask.slo_s is not None:
         easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
         if easy:
             return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
-    lowest_s = min(offers, key=_cost)[0]
-    return min((o for o in offers if o[0] == lowest_s), key=lambda o: _load(o[2]))
+    return least(offers)
 
 
 def relief(config: AllocConfig, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
@@ -103,6 +101,12 @@ def _may_spill(config: AllocConfig, home: Pool, to: Place) -> bool:
     if config.spill == "auto":
         return home == SHORT or to.outlook.parks
     return config.spill in ("both", home)
+
+
+def least(offers: list[Offer]) -> Offer:
+    """Return the cheapest offer; of several, the one with the least in flight."""
+    lowest_s = min(offers, key=_cost)[0]
+    return min((o for o in offers if o[0] == lowest_s), key=lambda o: _load(o[2]))
 
 
 def _load(p: Place) -> tuple[int, int, int]:
