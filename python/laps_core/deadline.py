@@ -15,6 +15,11 @@ REPLY_S = 5e-3
 RANGE = f"a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
 
 
+def due_s(arrival_s: float, slo_s: float | None) -> float | None:
+    """When a first token is due at the scheduler (seconds of the clock of ``arrival_s``); None without a deadline."""
+    return None if slo_s is None else arrival_s + slo_s - REPLY_S
+
+
 def valid(ms: Any) -> bool:
     """Return True if ``ms`` is a deadline.
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
-from laps_core.deadline import REPLY_S
+from laps_core.deadline import due_s
 from laps_core.group.prompt import Prompt
 from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
@@ -56,7 +56,7 @@ class Tag:
     @property
     def deadline_s(self) -> float | None:
         """When its first token is due at the scheduler."""
-        return None if self.slo_s is None else self.arrival + self.slo_s - REPLY_S
+        return due_s(self.arrival, self.slo_s)
 
 
 class Classes:

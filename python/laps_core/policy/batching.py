@@ -22,9 +22,8 @@ def pack(
     its own is cut: the piece of another would delay a batch and be a first token to nobody. Where the first has to end
     within `left_s` (seconds), others go along that fit into that time (FlowPrefill, SLO-aware batching).
 
-    items: in the order to serve them. budget: new tokens a batch may hold. everybody: weight of all who wait. delayed:
-    weight of those who are paused for the batch. A batch holds one prompt in progress at most, as SGLang has one slot
-    for it.
+    items: in the order to serve them. budget: new tokens a batch may hold. waiting: requests that wait, these included.
+    A batch holds one prompt in progress at most, as SGLang has one slot for it.
     """
     picked: list[int] = []
     room, slot_taken = budget, False
@@ -66,8 +65,8 @@ class LongBatches:
         self, plan: Plan, now: float, longs: Sequence[Waiting], waiting: int, *, joining: Sequence[Waiting] = (),
         oldest_first: bool | None = None,
     ) -> Plan:  # fmt: skip
-        """The plan with the next long batch. `everybody`: weight of all who wait. `joining`: short requests that share
-        the step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
+        """The plan with the next long batch. `waiting`: how many wait in all. `joining`: short requests that share the
+        step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
         if not longs:
             return plan
         sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)

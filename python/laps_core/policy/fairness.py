@@ -11,7 +11,6 @@ from laps_core.policy.predict import Sizes
 
 SAVED = 4
 """So many preemptions may follow each other at once, where there was none for as many gaps."""
-
 LATE = 0.1
 """Part of the guard's share that a prompt keeps which is too late for its deadline: others can still be in time."""
 

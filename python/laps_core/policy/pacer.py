@@ -121,14 +121,15 @@ class Pacer:
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
-        everybody, picked = self.sizes.weight((*shorts, *longs)), [shorts[i] for i in plan.picked]
-        opens_s, waiting = gap.opens_s(), len(shorts) + len(longs)
+        everybody, picked, opens_s = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_s()
         pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         back = self._memory_hold.stand_back(now, lacking=lacking, drains=drains)
         if SHORT in back:
             plan = plan._replace(picked=(), held="memory")
-            return plan if paused is not None else self.longs.add_next(plan, now, longs, waiting, oldest_first=True)
+            if paused is not None:
+                return plan
+            return self.longs.add_next(plan, now, longs, len(everybody), oldest_first=True)
         by_worth = urgent is None and not pressed and known
         if paused is not None:
             if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
@@ -144,7 +145,7 @@ class Pacer:
         joining = () if lacking else picked
         # One that found no memory does not lead again at once, unless the others leave it to it.
         oldest_first = True if back else False if lacking else None
-        plan = self.longs.add_next(plan, now, longs, waiting, joining=joining, oldest_first=oldest_first)
+        plan = self.longs.add_next(plan, now, longs, len(everybody), joining=joining, oldest_first=oldest_first)
         if by_worth and starts and joining:
             plan = preemption.share(now, picked, longs, plan, everybody)
         if not shorts:

@@ -105,6 +105,11 @@ class Sizes:
         """Return the slowdown added by a second that all of them wait, summed (1/seconds)."""
         return sum(1.0 / self.lone_s(w) for w in items)
 
+    def weights(self, picked: Iterable[Waiting], everybody: Iterable[Waiting]) -> tuple[float, float]:
+        """Return the weights of those picked, and of all others."""
+        mine = self.weight(picked)
+        return mine, self.weight(everybody) - mine
+
     # -- sizes
 
     def whole_units(self, tokens: int) -> int:

@@ -18,7 +18,7 @@ DEPTH = 2
 class Preemption:
     """Weighs those who wait against each other, and against what is paused. Times are seconds of one clock.
 
-    `everybody`, wherever it stands: the weight of all who wait (1/seconds).
+    `everybody`, wherever it stands: all who wait.
     """
 
     def __init__(self, sizes: Sizes, gap: Gap, longs: LongBatches) -> None:
@@ -32,19 +32,20 @@ class Preemption:
         done_s = now + self._sizes.batch_s(picked)
         return any(done_s <= d < done_s + later_s for d in deadlines)
 
-    def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: float) -> bool:
+    def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: Sequence[Waiting]) -> bool:
         """Return True if a batch of these runs in this pause: without, they would miss a deadline, and what is paused
         would miss none; or it pays, where both would miss one, or neither."""
-        fixed_s, mine = self._sizes.fixed_s or 0.0, self._sizes.weight(picked)
+        fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
         ends_s, due_s = now + paused.left_s, paused.deadline_s
         missed = self.misses(now, picked, paused.left_s)
         if missed != (due_s is not None and ends_s <= due_s < ends_s + took_s):
             return missed
-        return gain(-fixed_s, everybody - mine, (mine, paused.left_s), (paused.weight, -took_s)) >= 0.0
+        mine, others = self._sizes.weights(picked, everybody)
+        return gain(-fixed_s, others, (mine, paused.left_s), (paused.weight, -took_s)) >= 0.0
 
     def share(
-        self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: float
+        self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: Sequence[Waiting]
     ) -> Plan:
         """The plan, with the short batch in the step of the long one if that pays."""
         sizes, joining = self._sizes, sum(self._sizes.whole_units(w.tokens) for w in picked)
@@ -53,8 +54,8 @@ class Preemption:
             return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.long.picked], room)
         later_s = max(0.0, now + long_s - max(now, self._gap.opens_s(now)))
-        mine = sizes.weight(picked)
-        gained = gain(sizes.fixed_s or 0.0, everybody - mine, (mine, -later_s))
+        mine, others = sizes.weights(picked, everybody)
+        gained = gain(sizes.fixed_s or 0.0, others, (mine, -later_s))
         if not count or gained < 0.0 or self.misses(now, picked, later_s):
             return plan
         shared = self._longs.cut(plan, longs, plan.long.picked[:count], room, joining)
@@ -62,8 +63,9 @@ class Preemption:
         return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
 
     def add_overtaking(
-        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan, everybody: float
-    ) -> Plan:
+        self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,
+        everybody: Sequence[Waiting],
+    ) -> Plan:  # fmt: skip
         """The plan, with a batch of long prompts that preempts what is paused, if any should. They run whole. `budget`:
         tokens."""
         sizes = self._sizes

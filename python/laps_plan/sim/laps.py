@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from laps_core.config import LapsConfig
-from laps_core.deadline import REPLY_S
+from laps_core.deadline import due_s
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
 from laps_core.paper import pacer
@@ -83,8 +83,7 @@ class Laps:
         tokens = request.class_tokens = new_tokens(request.prompt, request.history, self._basis)
         if request.slo_s is None:
             request.slo_s = self._slo_s[classify(tokens, self._threshold)]
-        deadline = None if request.slo_s is None else request.ready + request.slo_s - REPLY_S
-        request.view = Waiting(request.left, request.history, now, deadline)
+        request.view = Waiting(request.left, request.history, now, due_s(request.ready, request.slo_s))
         self.waiting_tokens += request.left
         if tokens <= self._threshold:
             self._short.append(request)
@@ -115,9 +114,9 @@ class Laps:
             left_s = sum(top.slices[: -1 if launched is not None else None])
             requests = [r for s in under_way for r, _, _ in s.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
-            due_s = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
+            due = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
             slice_s = top.slices[-1]
-            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due_s, slice_s=slice_s)
+            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due, slice_s=slice_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]

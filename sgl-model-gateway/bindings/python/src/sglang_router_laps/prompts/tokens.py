@@ -22,10 +22,13 @@ CALL_BYTES = 64
 """Least cost of one text in that budget (bytes): many short texts take as long as one long text."""
 
 
-def reported_tokens(reply: bytes, name: bytes = b"prompt_tokens") -> int | None:
-    """Return a count of a reply or of a stream's first event, found without parsing: in ``meta_info``, or in ``usage``
-    (``cached_tokens`` with --enable-cache-report)."""
-    found = re.search(rb'"%b"\s*:\s*(\d{1,12})\b' % name, reply)
+PROMPT, CACHED = (re.compile(rb'"%b"\s*:\s*(\d{1,12})\b' % name) for name in (b"prompt_tokens", b"cached_tokens"))
+"""Counts in ``meta_info``, or in ``usage`` (cached tokens with --enable-cache-report)."""
+
+
+def reported_tokens(reply: bytes, count: re.Pattern[bytes] = PROMPT) -> int | None:
+    """Return a count of a reply or of a stream's first event, found without parsing."""
+    found = count.search(reply)
     return int(found.group(1)) if found else None
 
 

@@ -12,7 +12,7 @@ from laps_core.pools.choice import Choice
 from laps_core.pools.instances import Instance, Lease
 from laps_core.receipts.receipt import RECEIPT_HEADER
 
-from ..prompts.tokens import reported_tokens
+from ..prompts.tokens import CACHED, reported_tokens
 from ..router import Router
 from ..servers.upstream import address, failure
 from .call import Call
@@ -59,7 +59,7 @@ class Legs:
         tokens = reported_tokens(reply.body)
         if tokens is not None and not call.rooms and call.prompt is not None:
             self.router.counter.learn(call.prompt, tokens)
-            cached = reported_tokens(reply.body, b"cached_tokens")
+            cached = reported_tokens(reply.body, CACHED)
             if cached is not None:
                 self.choice.place.prefixes.correct(self.choice.cached, cached)
         call.prompt = None
