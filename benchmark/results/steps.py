@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.results.piece import Piece
-from benchmark.rig import EMULATED, H200, REPO, SMALL, SPF
+from benchmark.rig import EMULATED, H200, REPO, SMALL
 
 LIMIT_S = 3600.0
 """Time limit of one command."""
@@ -34,12 +34,12 @@ class Step:
 
 
 TRACES = ("emulated-azure", "emulated-code", "emulated-lmsys")
-FLEETS = ((1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
+FLEETS = ((1, "32b", 2), (4, "8b", 20))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
 REAL = f"--real --rounds 3 --seconds 15 --device {EMULATED}{H200}"
 """On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
 AGENTS = (
-    f"--workload agents --variants fcfs,{SPF},{SMALL},laps --rounds 2 --seconds 80 --utilisation 0.7 "
+    f"--workload agents --variants fcfs,{SMALL},laps --rounds 2 --seconds 80 --utilisation 0.7 "
     f"--device {EMULATED}h200-qwen3-8b,slow=2"
 )
 GPU = (
@@ -48,9 +48,7 @@ GPU = (
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "closed": Step(
-        "benchmark.serve", "--workload closed --variants fcfs,laps --seconds 3 --concurrency 1 4 8 16 32 64"
-    ),
+    "closed": Step("benchmark.serve", "--workload closed --variants fcfs,laps --seconds 3 --concurrency 1 8 32 64"),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": Step("benchmark.router", "--echo --rounds 3 --seconds 2"),
     "router-real": Step("benchmark.router", REAL),
@@ -60,20 +58,20 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),
-    "emulated": Step("benchmark.fidelity.policies"),
+    "emulated": Step("benchmark.fidelity.policies", "--seconds 30"),
     **{
         f"emulated-{n}-{model}": Step(
             "benchmark.fidelity.fleet", f"--device h200-qwen3-{model},slow={slow} --servers {n}"
         )
         for n, model, slow in FLEETS
     },
-    "planned": Step("benchmark.fidelity.planner", leaves=(*TRACES, "planned")),
+    "planned": Step("benchmark.fidelity.planner", "--rounds 2", leaves=(*TRACES, "planned")),
     "emulated-agents": Step("benchmark.serve", AGENTS),
     "groups": Step("benchmark.fidelity.ranks"),
-    "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 200"),
+    "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 120"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # Code of the tests; each server imports for itself, as in production.
-    "faults": Step("warm", "faults --requests 10000", env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}),
+    "faults": Step("warm", "faults --requests 3000", env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}),
 }
 
 

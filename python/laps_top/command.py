@@ -110,7 +110,7 @@ def _show(args: argparse.Namespace, servers: Sequence[Server], pool: ThreadPoolE
     with keys.pressed() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(draw(look(servers, pool, args.slowest)), refresh=True)
-            if key(args.interval) == "q":
+            if key(args.interval) in keys.ENDS:
                 return 0
 
 

@@ -11,16 +11,27 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+ENDS = ("q", "\x03")
+"""Keys that end a program: q and Ctrl-C."""
+CC = 6
+"""Index of the control characters in a terminal's mode."""
+
 
 @contextmanager
 def pressed() -> Iterator[Callable[[float], str]]:
-    """Yield a function that returns the key pressed within so many seconds; empty = none. Ctrl-C still interrupts."""
+    """Yield a function that returns the key pressed within so many seconds; empty = none.
+
+    Ctrl-C is a key as well (``\\x03``): an interrupt inside a lock of the threads that ask would leave it locked.
+    """
     if not sys.stdin.isatty():
         yield _wait
         return
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
+    mode = termios.tcgetattr(fd)
+    mode[CC][termios.VINTR] = os.fpathconf(fd, "PC_VDISABLE")
+    termios.tcsetattr(fd, termios.TCSANOW, mode)
     try:
         yield lambda seconds: os.read(fd, 1).decode(errors="replace") if select.select([fd], [], [], seconds)[0] else ""
     finally:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -230,6 +231,12 @@ def test_what_cannot_be_used_is_refused(argv: list[str], capsys: pytest.CaptureF
         command.main(argv)
     assert stop.value.code == 2
     assert capsys.readouterr().err
+
+
+def _own_terminal(fd: int) -> None:
+    """Ctrl-C is to work where interrupts are ignored: in a background job, or while a lock is taken."""
+    os.close(os.open(os.ttyname(fd), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"])
