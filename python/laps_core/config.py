@@ -51,8 +51,6 @@ class Knobs:
     """The flag whose value is a JSON object of knobs."""
     FLAGS: ClassVar[Mapping[str, str]]
     """Knobs that are flags of their own."""
-    RETIRED: ClassVar[Mapping[str, str]]
-    """Names that are no knobs, each with what to set in its place or why there is nothing to set."""
 
     _kinds: ClassVar[Mapping[str, Any]]
 
@@ -103,7 +101,6 @@ class Knobs:
         for key, value in pairs:
             for hit, wrong in (
                 (key in found, f"{key} is given twice"),
-                (key in cls.RETIRED, f"{key} {cls.RETIRED.get(key)}"),
                 (key not in cls._kinds, f"unknown key {key!r}; known: {', '.join(sorted(cls._kinds))}"),
                 (key in given, f"{key} is given by {cls.FLAGS.get(key)} too"),
             ):
@@ -214,20 +211,6 @@ class LapsConfig(Knobs):
         "graph_lengths": "--batch-prefill-seq-lengths",
         "graph_batches": "--batch-prefill-batch-sizes",
     }
-    RETIRED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("profile_path", "profile_save_path"), "is renamed to profile"),
-        "wait_head_max_ms": "is four times --laps-wait-window-ms",
-        "graph_max_length": "is --batch-prefill-max-seq-len",
-        "graph_always": 'is graph_strategy "always"',
-        **dict.fromkeys(("graph_budget", "graph_budget_s", "graph_pad_max"), "is graph_strategy, or fewer L and B"),
-        **dict.fromkeys(("graph_explore_every", "graph_swaps", "graph_window"), "is gone: graphs are chosen at start"),
-        **dict.fromkeys(
-            ("wait_min_ms", "slack_sigma_ms", "slack_margin_ms", "token_max", "threshold_min", "threshold_max",
-             "threshold_period_s", "status_period_s", "graph_max_tokens", "graph_budget_mib"),
-            "has one value for all",
-        ),
-    }  # fmt: skip
-
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0},
     }

@@ -9,7 +9,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
-from laps_core.config import ConfigError
 from laps_core.pools.config import AllocConfig
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
@@ -161,13 +160,3 @@ def test_the_configuration_is_json_ready() -> None:
 
 def test_there_are_at_most_ten_knobs_and_a_preset() -> None:
     assert len(fields(AllocConfig)) <= 10 + 1
-
-
-@pytest.mark.parametrize("name", AllocConfig.RETIRED)
-def test_a_name_that_is_no_knob_is_refused_with_what_there_is_in_its_place(name: str) -> None:
-    with pytest.raises(ConfigError) as e:
-        AllocConfig.parse({}, json.dumps({name: 1}))
-    assert str(e.value) == f"--laps-alloc-config: {name} {AllocConfig.RETIRED[name]}"
-    assert name not in {f.name for f in fields(AllocConfig)}
-    if AllocConfig.RETIRED[name].startswith("is "):
-        assert AllocConfig.RETIRED[name].removeprefix("is ") in {"load_unit", "--max-concurrent-requests"}

@@ -107,18 +107,6 @@ def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
     asyncio.run(run())
 
 
-def test_what_the_other_processes_of_a_router_would_not_know_is_refused() -> None:
-    async def run() -> None:
-        async with stack(2, 1, config={"router_workers": 2}, args=KEYED) as s:
-            status, listed, _ = await ask(s, "GET")
-            assert status == 200
-            status, reply, _ = await ask(s, "DELETE", f"/{listed['workers'][0]['id']}")
-            assert (status, reply["code"]) == (501, "NOT_IMPLEMENTED")
-            assert not s.lb.members.draining
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize(
     ("args", "good", "bad"),
     [

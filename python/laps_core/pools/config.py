@@ -1,6 +1,6 @@
 """Knobs of the router: defaults, units and valid ranges.
 
-Five have flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
+Four have flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class AllocConfig(Knobs):
     """Ratio of the pools' pressures from which an instance moves."""
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder that holds one; None = estimate tokens from bytes."""
-    router_workers: Whole = 1
-    """Router processes that share the port."""
 
     load_unit: Whole = 2048
     """Backlog of a server at pressure 1 (new tokens); a pool is overloaded when each of its servers has more in
@@ -58,19 +56,7 @@ class AllocConfig(Knobs):
         "interval_s": "--laps-rebalance-interval-s",
         "ratio": "--laps-rebalance-ratio",
         "tokenizer": "--laps-tokenizer",
-        "router_workers": "--router-workers",
     }
-    RETIRED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("alpha", "beta", "gamma", "deviation_cap", "quantile", "idle_pressure", "recovering", "prefix_tokens",
-             "prefix_load_factor", "exact_bytes", "image_tokens", "connect_timeout_s", "history_s"),
-            "has one value for all",
-        ),
-        **dict.fromkeys(("backlog_unit", "spill_tokens"), "is load_unit"),
-        **dict.fromkeys(("cooldown_s", "signal_period_s"), "follows --laps-rebalance-interval-s"),
-        **dict.fromkeys(("probe_backoff_s", "probe_backoff_max_s"), "follows --health-check-interval-secs"),
-        "max_inflight": "is --max-concurrent-requests",
-    }  # fmt: skip
 
     @property
     def pressure(self) -> PressureConfig:

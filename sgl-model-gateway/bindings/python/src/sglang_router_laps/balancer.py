@@ -3,16 +3,11 @@ descriptors."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
 import resource
-import secrets
-import socket
-import sys
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
@@ -28,9 +23,8 @@ from . import stock_flags
 from .http.app import LapsApp
 from .http.keys import has_keys, is_local
 from .http.parser import BoundedProtocol
-from .processes import BEAT_S, Processes, listen, listen_alone
 from .request.trail import DECISION_HEADER, ID_HEADER, AccessLog
-from .router import Router, Worker
+from .router import Router
 from .stock import mini_lb
 from .tracing import Tracer
 
@@ -54,9 +48,7 @@ class LapsBalancer:
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         stock_flags.check(args)
-        n = config.router_workers
-        each = {flag: -(-getattr(args, flag) // n) for flag in ("max_concurrent_requests", "queue_size")}
-        self.router = Router(replace(args, **each), config)
+        self.router = Router(args, config)
 
     # The stock routes that query the servers (model_info, ...) use these two lists.
     @property
@@ -70,10 +62,7 @@ class LapsBalancer:
         return _healthy(self.router.decoders)
 
     def start(self) -> None:
-        """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish.
-
-        Ends the program (one line on stderr, exit status 1) if several workers cannot share the port.
-        """
+        """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
         level = (self.router.args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         mini_lb.lb = self
@@ -91,32 +80,10 @@ class LapsBalancer:
             logger.info("/workers %s: neither --api-key nor --control-plane-api-keys is given", open_for)
         AccessLog.to_stderr()
         # The stock module imports all of SGLang: half a million objects. Each full garbage collection would take 170
-        # ms, with every request waiting. Frozen before the fork, the objects stay shared between workers.
+        # ms, with every request waiting.
         gc.collect()
         gc.freeze()
-        if router.config.router_workers == 1:
-            Server(self.server_config(), router).run()
-        else:
-            self._start_workers(router.config.router_workers)
-
-    def _start_workers(self, n: int) -> None:
-        args, scheme = self.router.args, "https" if self.router.args.server_cert_path else "http"
-        try:
-            sockets = [list(both) for both in zip(listen(args.host, args.port, n), listen_alone(n), strict=True)]
-        except OSError as e:
-            print(f"error: --port: {args.host}:{args.port}: {e.strerror or e}", file=sys.stderr)
-            raise SystemExit(1) from None
-        port = sockets[0][0].getsockname()[1]
-        logger.info("%d workers running on %s://%s:%d", n, scheme, args.host, port)
-        urls = [f"{scheme}://127.0.0.1:{alone.getsockname()[1]}" for _, alone in sockets]
-
-        secret = secrets.token_hex()
-
-        def serve(index: int, beat: Callable[[], None]) -> None:
-            self.router.worker = Worker(index, urls, secret)
-            Server(self.server_config(), self.router, beat).run(sockets[index])
-
-        Processes(sockets, serve).run()
+        Server(self.server_config(), router).run()
 
     def server_config(self) -> uvicorn.Config:
         """Return uvicorn's configuration for the application."""
@@ -143,25 +110,11 @@ class LapsBalancer:
 
 
 class Server(uvicorn.Server):
-    """Marks the router as draining on a stop signal, and reports to the parent process that the event loop runs."""
+    """Marks the router as draining on a stop signal."""
 
-    def __init__(self, config: uvicorn.Config, router: Router, beat: Callable[[], None] | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router) -> None:
         super().__init__(config)
         self._router = router
-        self._beat = beat
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and call ``beat`` for as long as the event loop runs."""
-        beating = asyncio.create_task(self._keep_beating())
-        try:
-            await super().serve(sockets)
-        finally:
-            beating.cancel()
-
-    async def _keep_beating(self) -> None:
-        while self._beat is not None:
-            self._beat()
-            await asyncio.sleep(BEAT_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Mark the router as draining; uvicorn calls this on a signal."""

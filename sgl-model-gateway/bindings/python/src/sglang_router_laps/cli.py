@@ -80,7 +80,6 @@ FLAG_KNOBS = (
     ("interval_s", "SECONDS", "Period between rebalancing decisions (5.0 if not given)"),
     ("ratio", "RATIO", "A server moves to a pool with this many times the other's pressure (2.0 if not given)"),
     ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts (estimated from bytes if not given)"),
-    ("router_workers", "N", "Router processes that share the port (1 if not given)"),
 )
 """Knob, metavar and help of each flag."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from laps_core.pools.config import AllocConfig
 from sglang_router.router_args import RouterArgs
@@ -23,17 +21,6 @@ HISTORY_S = 300.0
 """History in the status and on the page (seconds)."""
 CONTROLLER = "controller"
 """Name of the task that moves servers between pools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """Identity of one of the processes behind the port."""
-
-    index: int = 0
-    urls: Sequence[str] = ("",)
-    """URL of each process, for its siblings."""
-    secret: str = ""
-    """Secret by which sibling processes recognize each other; empty without siblings."""
 
 
 class Router:
@@ -68,7 +55,6 @@ class Router:
             failed=self._beat_failed,
         )
         self.started_at = time.monotonic()
-        self.worker = Worker()
 
     def served(self) -> bool:
         """Return True if each role has a healthy server."""

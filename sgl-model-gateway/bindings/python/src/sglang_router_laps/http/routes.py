@@ -27,7 +27,6 @@ from ..router import Router
 from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
 from .keys import keyed
-from .siblings import HUNG_S, TOLD_S, Siblings, merged
 from .status import Metrics, status
 from .workers import Workers
 
@@ -47,7 +46,6 @@ class Rest:
     def __init__(self, router: Router, stock: ASGIApp, closed: Callable[[], None]) -> None:
         """``closed`` is called when the router has closed."""
         self._router = router
-        self._siblings = Siblings(router)
         self._closed = closed
         self._metrics = Metrics(router)
         routes = [
@@ -103,25 +101,16 @@ class Rest:
             history = int(last) if last.isdecimal() and len(last) < 10 else sys.maxsize
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
-    async def metrics(self, request: Request) -> Response:
-        """Return Prometheus metrics of all processes behind the port, or of this one alone if a sibling asks."""
-        mine = self._metrics.text()
-        answers = await self._siblings.ask(request)
-        if answers:
-            texts = {i: answer[1] for i, answer in answers.items() if answer and answer[0] == 200}
-            mine = merged({**texts, self._router.worker.index: mine})
-        return Response(mine, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, _: Request) -> Response:
+        """Return Prometheus metrics."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
         """Return the status page."""
         return HTMLResponse(PAGE.read_bytes())
 
-    async def liveness(self, request: Request) -> Response:
-        """Return 200 if this process and all others behind the port answer."""
-        answers = await self._siblings.ask(request, timeout_s=HUNG_S)
-        silent = [str(i) for i, answer in answers.items() if answer is None]
-        if silent:
-            return PlainTextResponse(f"worker {', '.join(silent)} does not answer", 503)
+    async def liveness(self, _: Request) -> Response:
+        """Return 200: the event loop runs."""
         return PlainTextResponse("alive")
 
     async def readiness(self, _: Request) -> Response:
@@ -146,14 +135,10 @@ class Rest:
             # A page of another site may send a request without a body, or one not declared as JSON.
             require_json(request.scope)
         router, key = self._router, request.headers.get("authorization")
-        if self._siblings.ask_me(request):
-            router.pools.forget_prefixes()
-            return PlainTextResponse("")
         up = [i for i in router.instances if i.healthy]
         answers = await asyncio.gather(*(router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
         if any(i.role == "prefill" and a and a[0] < 400 for i, a in zip(up, answers, strict=True)):
             router.pools.forget_prefixes()
-            await self._siblings.ask(request)
         reached = [a for a in answers if a is not None]
         bad = (a for a in reached if a[0] >= 400)
         return _reply(next(bad, (200, b"")) if reached else None, "text/plain")
@@ -175,17 +160,11 @@ class Rest:
             # SGLang answers 200 here, too.
             return _reply((200, b""))
         rid, key = "" if everything else rid, request.headers.get("authorization")
-        if self._siblings.ask_me(request):
-            return _reply(await aborter.forward(rid, None, key))
         allowed = await aborter.may(key, fresh())
         if allowed is None or allowed[0] >= 400:
             return _reply(allowed)
-        # The process that has the request must know of the abort before its servers do.
-        told = await self._siblings.ask(request, raw, TOLD_S)
         # An id that is not known here may belong to another router.
-        answers = [*told.values(), await aborter.forward(rid, elsewhere(rid, key) if rid else {}, key)]
-        bad = (a for a in answers if a and a[0] >= 400)
-        return _reply(next(bad, answers[-1]))
+        return _reply(await aborter.forward(rid, elsewhere(rid, key) if rid else {}, key))
 
 
 def _reply(answer: Answer | None, media_type: str = JSON.decode()) -> ASGIApp:

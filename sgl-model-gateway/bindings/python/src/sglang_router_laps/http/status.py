@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
@@ -36,7 +35,6 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         **Status(enabled=True, version=__version__, lengths=router.journal.lengths.told(uptime_s)).as_dict(),
         "at": round(time.time(), 3),
         "uptime_s": uptime_s,
-        "router_worker": {"index": router.worker.index, "of": len(router.worker.urls), "pid": os.getpid()},
         "pools": {p: [i.url for i in router.pools.members(p)] for p in POOLS},
         "pressure": {p: round(controller.raw[p], 4) for p in POOLS},
         "balance": round(controller.balance, 4),

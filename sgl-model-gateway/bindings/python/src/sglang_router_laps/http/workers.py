@@ -120,9 +120,6 @@ class Workers:
                 _reject(403, "FORBIDDEN", NO_KEY)
         elif not allowed(request, args):
             _reject(401, "UNAUTHORIZED", "a key is needed: authorization: Bearer KEY")
-        if not reads and self._router.config.router_workers > 1:
-            why = "other processes of --router-workers would not know: use --service-discovery or dns://"
-            _reject(501, "NOT_IMPLEMENTED", why)
 
 
 def id_of(url: str) -> str:

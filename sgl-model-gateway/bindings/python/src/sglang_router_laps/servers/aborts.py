@@ -143,18 +143,18 @@ class Aborter:
         return _worst(await asyncio.gather(*map(first, by_role.values())))
 
     async def forward(
-        self, rid: str, elsewhere: Mapping[Role, Sequence[str]] | None, authorization: str | None
+        self, rid: str, elsewhere: Mapping[Role, Sequence[str]], authorization: str | None
     ) -> Answer | None:
         """Abort the requests that clients call ``rid`` ("": all), here and at the servers that work on them; return the
         first bad answer, or 200; None if no server was reached. ``elsewhere``: ids to abort at all healthy servers if
-        this router has no such request, or if all are aborted; None: abort no others."""
+        this router has no such request."""
         known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
         wanted: dict[Instance, list[Body]] = {}
         for live in known:
             live.abort()
             for at, ids in live.at_servers(rid).items() if rid else ():
                 wanted.setdefault(at, []).extend({"rid": one} for one in ids)
-        if elsewhere is not None and not (rid and known):
+        if not (rid and known):
             every = [i for i in self._instances if i.healthy]
             wanted = {i: [{"rid": one} for one in elsewhere[i.role]] if rid else [{"abort_all": True}] for i in every}
         if not wanted:
