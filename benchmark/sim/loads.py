@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.variants import VARIANTS, run
-from laps_plan.traffic import named, traces, turns
+from laps_plan.traffic import named, tasks, traces, turns
 from laps_plan.traffic.job import LONG, Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import TURNAROUND_S, Closed, Open, Stream, Trace
@@ -37,6 +37,8 @@ RANKS_PER_S = {"azure_conv": 30.8, "mooncake_synthetic": 2.38, "agents": 1.33}
 RANKS_LONGEST, THINK_S, TOKEN_S, TURNS = 131_072, 30.0, 0.02, 11
 """Longest prompt there (tokens); longest pause of agents, and a token of their output (seconds); turns of a session,
 around a random one of them."""
+TASKS = "tasks"
+"""FlowPrefill's tasks."""
 AGENTS_S = 2400.0
 """Length of a simulation of agents there (seconds); of the other loads each seed has a third of the trace."""
 SERVERS = 4
@@ -112,10 +114,10 @@ def offer(
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One load: an open one, a closed loop, or one of RANKS_PER_S."""
+    """One load: an open one, a closed loop, TASKS, or one of RANKS_PER_S."""
 
     what: named.Workload | Sizes | str
-    """Workload of an open load, lengths of a closed loop or of bursts, name in RANKS_PER_S."""
+    """Workload of an open load, lengths of a closed loop or of bursts, TASKS, name in RANKS_PER_S."""
     share: float = 0.0
     """Offered work over what stock serves on one server."""
     requests: int = 1000
@@ -127,7 +129,7 @@ class Load:
     near: bool = False
     """Clients have their answers, and the scheduler its requests, almost at once."""
     deadlines: bool = False
-    """Each request has one: DEADLINE times what it takes alone."""
+    """Each request has one: that of its task, or DEADLINE times what it takes alone."""
     kind: Kind = "policy"
     servers: int = 1
     memory: tuple[int, float] | None = None
@@ -139,6 +141,8 @@ class Load:
 
     def stream(self, profile: Profile, requests: int, seed: int) -> Stream:
         """Return a new stream of so many requests."""
+        if self.what == TASKS:
+            return Trace(_of_tasks(self.share, profile.name, requests, seed))
         if isinstance(self.what, str):
             return Trace(_of_ranks(self.what, seed))
         if isinstance(self.what, named.Workload):
@@ -164,6 +168,16 @@ def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
         alone_s = lone_s(profile, [job.new for job in jobs], [job.cached for job in jobs], CHUNK)
         jobs = [replace(job, slo_s=DEADLINE * float(s)) for job, s in zip(jobs, alone_s, strict=True)]
     return jobs
+
+
+@cache
+def _of_tasks(share: float, name: str, requests: int, seed: int) -> Sequence[Job]:
+    """Return FlowPrefill's tasks at a share of stock fcfs's capacity."""
+    model = "32b" if "32b" in name else "8b"
+    sample = tasks.jobs(100.0, SAMPLE, model, 1.0, seed)
+    waiting = Trace([replace(job, at_s=0.0, slo_s=None) for job in sample])
+    capacity = run(VARIANTS["fcfs"], waiting, Profile.load(name), chunk=CHUNK).rate
+    return tasks.jobs(share * capacity, requests, model, 1.0, seed)
 
 
 def _of_ranks(name: str, seed: int) -> Sequence[Job]:
@@ -208,6 +222,8 @@ LOADS: dict[str, Load] = {
     "chat 8, uneven": _closed(SHORT, 8, pause=UNEVEN),
     "bursts, near": Load(SHORT, near=True),
     "mix 90%, deadlines": Load(MIXED, 0.9, deadlines=True),
+    "tasks 100%, deadlines": Load(TASKS, 1.0, 1500, deadlines=True),
+    "tasks 130%, deadlines": Load(TASKS, 1.3, 1500, deadlines=True),
     "mooncake 60%, tight": Load(MOONCAKE, 0.6, 200, kind="memory", memory=TIGHT),
     "mix 70%, tight": Load(MIXED, 0.7, 1500, kind="memory", memory=(TIGHT[0] // 4, TIGHT[1])),
     **{f"{name}, ranks": Load(name, kind="group") for name in RANKS_PER_S},

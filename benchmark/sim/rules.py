@@ -29,7 +29,7 @@ from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.little import OFF, Asked, steady
 
 from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, count, quantile
-from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, SERVERS, Kind, Load
+from benchmark.sim.loads import CHUNK, LOADS, SERVERS, Kind, Load
 from benchmark.sim.without import ALL, Rule
 
 PROFILES = ("h200-qwen3-8b", "h200-qwen3-30b-a3b", "h200-qwen3-32b")
@@ -69,8 +69,8 @@ class Seen:
     """Little's ratio of a closed loop; not a number for an open one."""
 
     @classmethod
-    def of(cls, o: Outcome, load: Load) -> Seen:
-        """Return the figures of an outcome."""
+    def of(cls, o: Outcome, load: Load, due_s: Mapping[float, float]) -> Seen:
+        """Return the figures of an outcome. ``due_s``: deadlines by time of arrival (seconds)."""
         at, ttft, new = (np.asarray(getattr(o.record, name)) for name in ("at", "ttft", "new"))
         slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
         rate, little = o.rate, math.nan
@@ -84,7 +84,12 @@ class Seen:
             counted = (at >= begin) & (at < end)
         else:
             counted = at >= at.min() + WARM * (at.max() - at.min())
-        in_time = float((slow <= DEADLINE)[counted].mean()) if load.deadlines else math.nan
+        met = (
+            [took <= due_s[sent] for sent, took in zip(at[counted], ttft[counted], strict=True)]
+            if due_s
+            else [math.nan]
+        )
+        in_time = statistics.fmean(met)
         short_s, long_s = (quantile(ttft[counted & mask], 90) for mask in (new <= THRESHOLD, new > THRESHOLD))
         mean_s, slowdown = float(ttft[counted].mean()), float(slow[counted].mean())
         return cls(short_s, long_s, mean_s, slowdown, rate, in_time, little)
@@ -143,13 +148,14 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, tim
     seen_as = load.profile(profile)
     stream = load.stream(seen_as, times * load.requests, seed)
     alloc = {"initial_short": SERVERS // 2} if load.kind == "divided" else {}
+    due_s = {job.at_s: job.slo_s or math.inf for job in stream.arrivals()} if load.deadlines else {}
     with rule.taken_out() if rule else nullcontext():
         outcome = run(
             VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
             knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
             servers=load.servers, router="pools", alloc=AllocConfig(**{**alloc, **(rule.alloc if rule else {})}),
         )  # fmt: skip
-    return Seen.of(outcome, load)
+    return Seen.of(outcome, load, due_s)
 
 
 def tried(case: Case, names: Sequence[str], seeds: Sequence[int], times: int) -> tuple[list[Seen], dict[str, Effects]]:

@@ -255,10 +255,13 @@ class LapsCore:
             self.totals[cls].add(total)
         return done
 
-    def decoded(self, begin: float, end: float, *, streams: int, within: bool) -> None:
-        """A decode step had the device. `within`: in a pause of the batch that was paused last."""
-        if self.decode is not None:
-            self.decode.ran(begin, end, streams=streams, within=within)
+    def decoded(self, begin: float, end: float, *, streams: int, within: bool, beside: bool = False) -> None:
+        """A decode step had the device. `within`: in a pause of the batch that was paused last. `beside`: other ranks
+        prefilled in it."""
+        if self.decode is None:
+            return
+        self.decode.ran(begin, end, streams=streams, within=within, rows_s=0.0 if beside else None)
+        if not beside:
             self.pacer.decoded(begin, end, self.under_way[-1] if within and self.under_way else None)
 
     @contextmanager

@@ -104,7 +104,9 @@ class Group:
         planner.cost = self._model.cost
         ready = self._model.ready
         prompts, at = self._prompts(lines) if ready else ([], [])
-        menu = planner.menu(now, prompts, self._ran)
+        decode = self._core.decode
+        due = {} if decode is None else {"room_s": decode.room_s(now), "owed_s": decode.owed_s(now)}
+        menu = planner.menu(now, prompts, self._ran, **due)
         if not ready:
             menu = menu._replace(terms=menu.terms._replace(fixed_us=NOT_READY))
         menus = self._gather(torch.tensor(menu.row(), dtype=torch.int64))

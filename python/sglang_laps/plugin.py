@@ -94,7 +94,8 @@ def enable(args: argparse.Namespace) -> None:
         raise ConfigError(f"{options.ENABLE}: {wrong}")
     if config.graphs and not prefills:
         raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
-    if prefills and (args.enable_dp_attention or (args.attn_dp_size or 1) > 1) and not args.disable_overlap_schedule:
+    together = args.enable_dp_attention or (args.attn_dp_size or 1) > 1
+    if reason is None and together and not args.disable_overlap_schedule:
         # A step that is decided while another runs is late by a whole one, for all ranks.
         args.disable_overlap_schedule = True
         logger.info("LAPS: data-parallel attention ranks plan together: as with --disable-overlap-schedule.")

@@ -169,7 +169,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         """Run a batch, in slices if it is one of long work."""
         flight = None if self.laps is None else self.laps.core.take_next()
-        if self.laps is not None and flight is None and self.laps.group is not None:
+        if self.laps is not None and flight is None and self.laps.group is not None and not batch.reqs:
             flight = self.laps.core.idle(batch)
         if self.laps is None or flight is None:
             with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():

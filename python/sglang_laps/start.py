@@ -72,7 +72,12 @@ class Laps:
         unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.least))
         device = device_of(scheduler)
         alone = group.why_not(scheduler)
-        made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device, together=alone is None)
+        if config.slice_ms == 0.0:
+            made: str | slices.Cutter = "slice_ms is 0"
+        elif colocated and alone is None:
+            made = "ranks that plan together decode between their steps"
+        else:
+            made = slices.cutter(scheduler, device, together=alone is None)
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
@@ -137,7 +142,7 @@ class Laps:
         """Makes receipts; None on ranks that send no answers, or where none are kept."""
         beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
-            beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
+            beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": alone is not None and mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         kind = Colocated if colocated else Pauses
         self.pauses = kind(
@@ -146,7 +151,7 @@ class Laps:
         self.colocated = self.pauses if isinstance(self.pauses, Colocated) else None
         """The pauses of a server that decodes, too; None if this server only prefills."""
         told = [] if self.receipts is None else [self.receipts.stepped]
-        self.steps = Steps(self.core, self.marks, *told) if colocated else None
+        self.steps = Steps(self.core, self.marks, *told, group=self.group) if colocated else None
         """Measures decode steps, where this server runs any."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}

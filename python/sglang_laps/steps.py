@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_laps.core import LapsCore
+from sglang_laps.group import Group
 from sglang_laps.marks import Marks
 
 
@@ -18,6 +19,8 @@ class Step:
 
     streams: int
     within: bool
+    beside: bool
+    """Other data-parallel ranks prefilled in it: it has taken as long as they did."""
     started: float
     done: float | None = None
     """None: its result is not there yet."""
@@ -28,20 +31,28 @@ class Step:
 class Steps:
     """Decode steps of one scheduler, from launch to result."""
 
-    def __init__(self, core: LapsCore, marks: Marks | None, ended: Callable[[Step], None] = lambda _: None) -> None:
-        """`marks`: None = a forward pass has ended when its call has. `ended`: is told of each step."""
-        self._core, self._marks, self._ended = core, marks, ended
+    def __init__(
+        self,
+        core: LapsCore,
+        marks: Marks | None,
+        ended: Callable[[Step], None] = lambda _: None,
+        group: Group | None = None,
+    ) -> None:
+        """`marks`: None = a forward pass has ended when its call has. `ended`: is told of each step. `group`: ranks
+        that plan together."""
+        self._core, self._marks, self._ended, self._group = core, marks, ended, group
         self._under_way: dict[int, Step] = {}
 
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:
         """Measure what runs in here, if it is a decode step."""
-        decode = self._core.decode
-        if decode is None or not batch.forward_mode.is_decode():
+        decode, beside = self._core.decode, self._group is not None and self._group.begins() > 0
+        # Beside others SGLang may run it as a prefill of one token each.
+        if decode is None or not (beside or batch.forward_mode.is_decode()):
             yield
             return
         begin = self._marks and self._marks.now()
-        step = Step(len(batch.reqs), bool(self._core.under_way), time.perf_counter())
+        step = Step(len(batch.reqs), bool(self._core.under_way), beside, time.perf_counter())
         decode.sent()
         yield
         if self._marks is None:
@@ -63,5 +74,6 @@ class Steps:
             if self._marks is not None and step.marks is not None:
                 step.marks[1].synchronize()
                 step.started = step.done - self._marks.seconds(*step.marks)
-        self._ended(step)
-        self._core.decoded(step.started, step.done, streams=step.streams, within=step.within)
+        if not step.beside:
+            self._ended(step)
+        self._core.decoded(step.started, step.done, streams=step.streams, within=step.within, beside=step.beside)

@@ -41,11 +41,13 @@ def _not_colocated(args: Any) -> str | None:
     def has(name: str) -> bool:
         return bool(getattr(args, name, None))
 
+    together = has("enable_dp_attention") or (getattr(args, "attn_dp_size", 1) or 1) > 1
     preempts = has("enable_priority_scheduling") and not has("disable_priority_preemption")
     checks = (
         *_drafts(args),
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
-        (has("enable_dp_attention") or (getattr(args, "attn_dp_size", 1) or 1) > 1, "data-parallel attention"),
+        (together and has("speculative_algorithm"), "speculative decoding with data-parallel attention"),
+        (together and has("prefill_decode_interval"), "--prefill-decode-interval with data-parallel attention"),
         (has("enable_mixed_chunk"), "--enable-mixed-chunk (decode steps run in pauses)"),
         (has("enable_pdmux"), "--enable-pdmux"),
         (has("dllm_algorithm"), "--dllm-algorithm"),

@@ -41,7 +41,7 @@ class World:
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
         pacer = SimpleNamespace(arrived=lambda *_: None, threshold_tokens=256)
-        core: Any = SimpleNamespace(pacer=pacer, classes=SimpleNamespace(new_shorts=0))
+        core: Any = SimpleNamespace(pacer=pacer, classes=SimpleNamespace(new_shorts=0), decode=None)
         monkeypatch.setattr(group, "as_waiting", self._waiting)
         scheduler: Any = SimpleNamespace(tp_cpu_group=None)
         self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]

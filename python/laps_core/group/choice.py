@@ -44,6 +44,9 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
     costs W t + A t^2 / 2. The budget with the most useful work per cost is taken. The smallest one is for short
     requests: it is not taken while a long one waits. ``oldest``: each rank's oldest long prompt goes first, so the
     budget is one with which all of these make progress.
+
+    On ranks that decode, too, the step ends before the next decode step of any of them has to begin. None where it
+    cannot: all of them decode now. What streams had prompts have next, however long the smallest such step is.
     """
     weight = sum(menu.waits.weight for menu in menus) or 1
     coming = sum(menu.waits.coming for menu in menus)
@@ -55,11 +58,15 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
     long = any(menu.waits.longs for menu in menus)
     least = max((menu.waits.least for menu in menus if oldest and menu.waits.longs), default=int(long))
     useful = [sum(menu.levels[k].useful_us for menu in menus) for k in levels]
+    able = [k for k in runs if k >= least] or runs[-1:]
+    room_us, owed_us = (of(getattr(m.waits, name) for m in menus) for of, name in ((min, "room_us"), (max, "owed_us")))
+    ends = [k for k in able if 1e6 * times[k] <= max(room_us, owed_us)] or able[: owed_us > 0]
     best = max(
-        [k for k in runs if k >= least] or runs[-1:],
+        ends,
+        default=None,
         key=lambda k: (useful[k] / (times[k] * (weight + coming * times[k] / 2.0)), -k),
     )
-    return at(menus, best, oldest=oldest, padded=padded)
+    return None if best is None else at(menus, best, oldest=oldest, padded=padded)
 
 
 def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:

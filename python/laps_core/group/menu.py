@@ -14,7 +14,7 @@ LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
 """Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step hardly longer than an empty one; the
 largest unpacks a history of 128k tokens and does as much for its new tokens again."""
 _EACH = 4
-ROW = _EACH * len(LADDER) + 13
+ROW = _EACH * len(LADDER) + 15
 """Integers in a menu's row."""
 
 
@@ -31,6 +31,10 @@ class Level(NamedTuple):
     """Weight of the requests in it, in thousandths."""
 
 
+ANY = 1 << 40
+"""Of ``Waits.room_us``: no decode step is due."""
+
+
 class Waits(NamedTuple):
     """Requests that wait on a rank, the batches of its menu included."""
 
@@ -44,6 +48,10 @@ class Waits(NamedTuple):
     """Number of long prompts."""
     least: int
     """First level at which the oldest long prompt makes progress, if it goes first."""
+    room_us: int = ANY
+    """Time until the next decode step has to begin, on a rank that decodes, too."""
+    owed_us: int = 0
+    """Time that prompts are to have before it, for what streams had."""
 
 
 class Terms(NamedTuple):
@@ -77,5 +85,5 @@ class Menu(NamedTuple):
             raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
         end = _EACH * len(LADDER)
         levels = tuple(Level(*row[i : i + _EACH]) for i in range(0, end, _EACH))
-        waits, terms, ran = row[end : end + 5], row[end + 5 : end + 9], row[end + 9 :]
+        waits, terms, ran = row[end : end + 7], row[end + 7 : end + 11], row[end + 11 :]
         return cls(levels, Waits(*waits), Terms(*terms), OwnShape(*ran))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, choose
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.menu import LADDER, Menu, Terms, Waits
+from laps_core.group.menu import ANY, LADDER, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S, Slices
@@ -62,8 +62,17 @@ class GroupPlanner:
         """Count a request of ``weight`` that has arrived at this rank."""
         self._came += weight
 
-    def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING) -> Menu:
-        """Make this rank's menu. ``ran``: its batch in the step before."""
+    def menu(
+        self,
+        now: float,
+        prompts: Sequence[Prompt],
+        ran: OwnShape = NOTHING,
+        *,
+        room_s: float = math.inf,
+        owed_s: float = 0.0,
+    ) -> Menu:
+        """Make this rank's menu. ``ran``: its batch in the step before. ``room_s``, ``owed_s``: time until its next
+        decode step has to begin, and what prompts are to have before it (seconds)."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
@@ -82,6 +91,8 @@ class GroupPlanner:
             round(1e3 * sum(p.weight for p in prompts if not p.long)),
             len(longs),
             made.least(),
+            max(0, round(1e6 * min(room_s, 1e-6 * ANY))),
+            round(1e6 * owed_s),
         )
         cost = self.cost
         terms = Terms(*(round(1e6 * s) for s in (cost.fixed, cost.own_floor, cost.expert_floor, 1e6 * cost.expert)))

@@ -79,7 +79,11 @@ class Decode:
 
     def may(self, now: float) -> bool:
         """Return True if prompts have had their share since the last step."""
-        return not self._sent and now >= self._ended_s + self._owed_s
+        return not self._sent and not self.owed_s(now)
+
+    def owed_s(self, now: float) -> float:
+        """Time that prompts are to have before the next step."""
+        return max(0.0, self._ended_s + self._owed_s - now)
 
     def rows_s(self, sizes: Sizes) -> float:
         """Predicted time that a row of each stream adds to a prefill batch (seconds); infinite if unknown, or if no
@@ -112,7 +116,7 @@ class Decode:
         # With rows it may last as long as the step that it saves, too.
         ends_s = room_s + max(0.0, self.step_s - rows_s)
         # A step that is on the device has ended when this batch begins.
-        owed_s = OWED * self.step_s if self._sent else max(0.0, self._ended_s + self._owed_s - now)
+        owed_s = OWED * self.step_s if self._sent else self.owed_s(now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
         step = plan._replace(order=(), picked=(), long=LongBatch(), decode="first")
         picked = [shorts[i] for i in plan.picked]
@@ -155,7 +159,7 @@ class Decode:
         """
         self._sent = max(0, self._sent - 1)
         took_s = max(0.0, end - begin)
-        owed_s = max(0.0, self._ended_s + self._owed_s - begin)
+        owed_s = self.owed_s(begin)
         since_s = max(self._since_s, self._ended_s)
         self._ended_s = max(self._ended_s, end)
         self.statistics.ran(end - since_s, streams, within=within, own_s=took_s if rows_s is None else None)

@@ -1,0 +1,63 @@
+"""Data-parallel attention ranks that prefill and decode: one plan for all, and every token right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import http_load as load
+import pytest
+from served import LAPS, Prefill, Reference, Setup, ids, on
+
+from .colocated import COUNT, at_once, mixed, must_be_right, some_leave
+from .test_architectures import DP_ATTENTION, TWO_CORES
+
+DP2 = Setup(
+    "colocated-dp",
+    (*LAPS, *DP_ATTENTION, "--chunked-prefill-size", "2048", "--laps-config", json.dumps({"tbt_ms": 200.0})),
+    TWO_CORES,
+    "deepseek3",
+    mode="null",
+)
+pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(DP2)]
+
+
+async def pairs_until_times_are_known(prefill: Prefill) -> bool:
+    """Send a prompt to each rank at once, until both know how long their steps take."""
+    params = {"max_new_tokens": 1, "temperature": 0}
+
+    async def one(http: Any, rank: int, prompt: list[int]) -> None:
+        body = {"input_ids": prompt, "sampling_params": params, "routed_dp_rank": rank}
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+
+    async with load.session() as http:
+        for i in range(200):
+            sizes = (20 + 37 * i % 230, 20 + 91 * i % 230)
+            await asyncio.gather(*(one(http, r, ids(50_000 + 2 * i + r, n)) for r, n in enumerate(sizes)))
+            if i % 10 == 9 and all(r["group"]["fitted"] for r in prefill.get("/laps_status")["ranks"]):
+                return True
+    return False
+
+
+def test_ranks_that_decode_have_one_plan_too(prefill: Prefill, reference: Reference) -> None:
+    status = prefill.get("/laps_status")
+    assert status["enabled"], status["reason"]
+    assert asyncio.run(pairs_until_times_are_known(prefill)), "times of steps are not learnt"
+    before = prefill.get("/laps_status")
+    asked = mixed(3, COUNT, "dp", COUNT / 8)
+    some_leave(asked, random.Random(3))
+    asyncio.run(at_once(prefill, asked))
+    must_be_right(asked, reference)
+    prefill.all_tokens_are_free()
+    after = prefill.get("/laps_status")
+    both = zip(after["ranks"], before["ranks"], strict=True)
+    steps = [now["group"]["steps"] - then["group"]["steps"] for now, then in both]
+    assert steps[0] == steps[1] > 0
+    decode = after["decode"]
+    assert decode["steps"] > before["decode"]["steps"]
+    assert decode["steps_in_pauses"] == 0
+    assert 0.0 < decode["tbt_ms"]["p50"] <= decode["tbt_ms"]["longest"]
+    assert after["slices"]["why_not"]
