@@ -137,7 +137,8 @@ def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     say, out = args.say, {name: args.out / name for name in ("headline", "overload")}
     prompts, longest = Prompts(device.vocabulary, args.seed, device.longest), LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, longest, calibrate_s=4.0)
-    over = replace(settings, rounds=max(1, args.rounds // 2), utilisation=1.2)
+    # Long enough for several long prompts.
+    over = replace(settings, rounds=max(1, args.rounds // 2), utilisation=1.2, span_s=2 * settings.span_s)
     how = how_served(device, pd=False, new_only=True)
     mixed, heavy = (named.make(n, named.Scale(longest, longest)) for n in ("mixed", "overload"))
     with Fleet(device, [BUILT_IN[n] for n in NAMES], prompts, out["headline"], say) as fleet:

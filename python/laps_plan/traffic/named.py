@@ -247,7 +247,7 @@ def _overload(scale: Scale) -> Workload:
         f"prompts of {scale.long} tokens that make up a sixth of the work, in "
         f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
-    return Sea("overload", what, uniform(*OVERLOAD_SHORT), scale.long, 1.0 / 6.0, regular=False)
+    return Sea("overload", what, uniform(*OVERLOAD_SHORT), scale.long, 1.0 / 6.0, regular=True)
 
 
 def _turns(scale: Scale) -> Workload:
