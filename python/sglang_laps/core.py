@@ -51,7 +51,7 @@ class LapsCore:
         self.holding = False
         """A short batch is held back, or other long prompts are to be looked at: the next round is not to wait."""
         self.decodes = False
-        """A decode step goes first."""
+        """A decode step goes first, or in the batch that is built, or else in its place."""
         self.unsent = False
         """The chunk that ran last was not sent yet."""
         self._next: Flight | None = None
@@ -114,7 +114,7 @@ class LapsCore:
 
     def decided(self, plan: Plan) -> None:
         """Record what the plan, the same on every rank, asks of this round."""
-        self.holding, self.decodes = plan.held == "window", plan.decode == "first"
+        self.holding, self.decodes = plan.held == "window", bool(plan.decode)
         self.classes.use_threshold(plan.threshold)
 
     def nothing_waits(self, now: float) -> None:

@@ -168,6 +168,25 @@ def test_after_a_step_prompts_have_their_share_before_rows_run() -> None:
     assert carrying(0.01, plan, shorts=(40,), streams=80).decode == "carried"
 
 
+def test_a_step_that_is_due_takes_short_requests_along_which_may_not_preempt_yet() -> None:
+    plan = Plan((), picked=(1, 0), account=Account(contended=True))
+    due = carrying(0.0871, plan, shorts=(40, 40), beside=paused())
+    assert (due.order, due.picked, due.decode, due.split) == ((SHORT,), (1, 0), "carried", True)
+    assert not due.account.contended, "it costs no step: the next preemption does not wait for it"
+    assert carrying(0.08, plan, shorts=(40, 40), beside=paused()) == plan, "not due yet"
+    longer = carrying(0.0866, plan, shorts=(100, 100), beside=paused())
+    assert (longer.picked, longer.decode) == ((1,), "carried"), "twice the time of a step, at most"
+    assert carrying(0.0871, plan, shorts=(300, 300), beside=paused()).decode == "first"
+    assert carrying(0.0871, plan, shorts=(40,), context=None, beside=paused()).decode == "first"
+
+
+def test_the_longer_step_runs_early_enough_for_its_tokens() -> None:
+    """Its 18.4 ms end by 100 ms if it begins by 81.6 ms; the next slice would end after that."""
+    plan = Plan((), picked=(0,), account=Account(contended=True))
+    assert carrying(0.077, plan, shorts=(180,), beside=paused()) == plan
+    assert carrying(0.078, plan, shorts=(180,), beside=paused()).decode == "carried"
+
+
 def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
     made = decode()
     made.watch(0.05, 4, 400)

@@ -4,7 +4,8 @@ A token before its time is worth nothing: a step has a deadline and no weight. I
 deadline, given what would run before it; what is left goes to prompts by the other rules.
 
 A batch that is not to be paused carries a row of each stream where that is less work than a step of its own: the
-weights are read once for both. So the step that comes next anyhow is done early, at the price of its rows.
+weights are read once for both. So the step that comes next anyhow is done early, at the price of its rows. And a step
+that is due takes short requests along which may not preempt yet, as many as at most double its time: they save a step.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ class Decode:
         paused: Paused | None,
         sizes: Sizes,
     ) -> Plan:
-        """The plan; or a decode step first, where one would be late after it; or a part of its short batch. A batch in
-        one piece carries rows of the streams where that pays, and ends before their tokens are late.
+        """The plan; or a decode step first, where one would be late after it, with some of its short requests; or a
+        part of its short batch. A batch in one piece carries rows of the streams where that pays, and ends before
+        their tokens are late.
 
         `shorts`, `longs`: what the plan picks from.
         """
@@ -125,18 +127,29 @@ class Decode:
             fair = owed_s + OWED * rows_s - batch_s <= OWED * self.step_s
             return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
 
-        if plan.order[:1] != (SHORT,) or not picked:
-            first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
-            if plan.long.picked and not plan.long.layers and (first_s <= ends_s or not may):
-                plan = plan._replace(decode=carries(first_s, plan.long.tokens))
-            return step if may and room_s < first_s and not plan.decode else plan
-
         def fitting(within_s: float) -> int:
             """How many of the picked, in order, are predicted to run in this time; all where that is unknown."""
             return bisect_left(range(1, len(picked) + 1), True, key=lambda n: sizes.batch_s(picked[:n]) > within_s)
 
         def count_carries(count: int) -> DecodeTurn:
             return carries(sizes.batch_s(picked[:count]), sum(w.tokens for w in picked[:count]))
+
+        if plan.order[:1] != (SHORT,) or not picked:
+            first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
+            if plan.long.picked and not plan.long.layers and (first_s <= ends_s or not may):
+                plan = plan._replace(decode=carries(first_s, plan.long.tokens))
+            if plan.decode or not may:
+                return plan
+            if picked and rows_s < self.step_s:
+                # The last moment at which these can come along, and the step's tokens are in time.
+                along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
+                longer_s = sizes.batch_s(picked[:along]) + rows_s - self.step_s
+                if along and room_s < first_s + longer_s and (decode := count_carries(along)):
+                    account = plan.account._replace(contended=False)
+                    return step._replace(
+                        order=(SHORT,), picked=plan.picked[:along], split=True, decode=decode, account=account
+                    )
+            return step if room_s < first_s else plan
 
         fit = fitting(ends_s)
         if not fit or not count_carries(fit):
