@@ -59,14 +59,15 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
     least = max((menu.waits.least for menu in menus if oldest and menu.waits.longs), default=int(long))
     useful = [sum(menu.levels[k].useful_us for menu in menus) for k in levels]
     able = [k for k in runs if k >= least] or runs[-1:]
-    room_us, owed_us = (of(getattr(m.waits, name) for m in menus) for of, name in ((min, "room_us"), (max, "owed_us")))
-    ends = [k for k in able if 1e6 * times[k] <= max(room_us, owed_us)] or able[: owed_us > 0]
+    room_us, owed_us = min(menu.waits.room_us for menu in menus), max(menu.waits.owed_us for menu in menus)
+    in_time = [k for k in able if 1e6 * times[k] <= max(room_us, owed_us)]
+    if not in_time and not owed_us:
+        return None
     best = max(
-        ends,
-        default=None,
+        in_time or able[:1],
         key=lambda k: (useful[k] / (times[k] * (weight + coming * times[k] / 2.0)), -k),
     )
-    return None if best is None else at(menus, best, oldest=oldest, padded=padded)
+    return at(menus, best, oldest=oldest, padded=padded)
 
 
 def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:
