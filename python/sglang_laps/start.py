@@ -150,8 +150,8 @@ class Laps:
         )
         self.colocated = self.pauses if isinstance(self.pauses, Colocated) else None
         """The pauses of a server that decodes, too; None if this server only prefills."""
-        told = [] if self.receipts is None else [self.receipts.stepped]
-        self.steps = Steps(self.core, self.marks, *told, group=self.group) if colocated else None
+        told = (lambda _: None) if self.receipts is None else self.receipts.stepped
+        self.steps = Steps(self.core, self.marks, told, self.group) if colocated else None
         """Measures decode steps, where this server runs any."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}

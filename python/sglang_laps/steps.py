@@ -35,11 +35,11 @@ class Steps:
         self,
         core: LapsCore,
         marks: Marks | None,
-        ended: Callable[[Step], None] = lambda _: None,
-        group: Group | None = None,
+        ended: Callable[[Step], None],
+        group: Group | None,
     ) -> None:
         """`marks`: None = a forward pass has ended when its call has. `ended`: is told of each step. `group`: ranks
-        that plan together."""
+        that plan together; None = there are none."""
         self._core, self._marks, self._ended, self._group = core, marks, ended, group
         self._under_way: dict[int, Step] = {}
 

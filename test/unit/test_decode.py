@@ -177,11 +177,11 @@ def test_a_step_that_is_due_takes_short_requests_along_which_may_not_preempt_yet
     longer = carrying(0.0866, plan, shorts=(100, 100), beside=paused())
     assert (longer.picked, longer.decode) == ((1,), "carried"), "twice the time of a step, at most"
     assert carrying(0.0871, plan, shorts=(300, 300), beside=paused()).decode == "first"
-    assert carrying(0.0871, plan, shorts=(40,), context=None, beside=paused()).decode == "first"
+    assert carrying(0.0871, plan, shorts=(40, 40), context=None, beside=paused()).decode == "first"
 
 
 def test_the_longer_step_runs_early_enough_for_its_tokens() -> None:
-    """Its 18.4 ms end by 100 ms if it begins by 81.6 ms; the next slice would end after that."""
+    """The 18.4 ms of both end by 100 ms if it begins by 81.6 ms; the next slice would end after that."""
     plan = Plan((), picked=(0,), account=Account(contended=True))
     assert carrying(0.077, plan, shorts=(180,), beside=paused()) == plan
     assert carrying(0.078, plan, shorts=(180,), beside=paused()).decode == "carried"

@@ -28,12 +28,12 @@ class Ranks:
         self.prefill_s = self.decode_s = 0.0
         self.gaps_s: list[float] = []
         self._last_s = [0.0] * COST.ranks
+        self._watch()
         self.decode()
 
     def plan(self) -> Choice | None:
         """One round: every rank must decide the same."""
-        for decode, n in zip(self.decodes, self.streams, strict=True):
-            decode.watch(self.now, n)
+        self._watch()
         rows = [
             planner.menu(self.now, waiting, room_s=decode.room_s(self.now), owed_s=decode.owed_s(self.now)).row()
             for planner, waiting, decode in zip(self.planners, self.waiting, self.decodes, strict=True)
@@ -41,6 +41,10 @@ class Ranks:
         decided = [planner.decide([Menu.read(row) for row in rows]) for planner in self.planners]
         assert len(set(decided)) == 1
         return decided[0]
+
+    def _watch(self) -> None:
+        for decode, n in zip(self.decodes, self.streams, strict=True):
+            decode.watch(self.now, n)
 
     def decode(self) -> None:
         """A step of all ranks that decode."""
@@ -117,7 +121,7 @@ def test_streams_and_prompts_have_what_they_were_promised(target_ms: float) -> N
     for _ in range(40):
         for waiting in ranks.waiting:
             waiting += [
-                prompt(*rng.choice(((rng.randint(1, 250), 0), (3000, 0), (400, 60_000))), ranks.now)
+                prompt(*rng.choice(((rng.randint(1, 250), 0), (3000, 0), (20_000, 2000))), ranks.now)
                 for _ in range(rng.randint(0, 3))
             ]
         ranks.run(0.5)

@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
 
 ANY = 1 << 40
-"""Of ``Waits.room_us``: no decode step is due."""
+"""``Waits.room_us`` where no decode step is due."""
 
 
 class Waits(NamedTuple):

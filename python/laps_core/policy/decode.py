@@ -143,7 +143,7 @@ class Decode:
             if picked and rows_s < self.step_s:
                 # The last moment at which these can come along, and the step's tokens are in time.
                 along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
-                longer_s = sizes.batch_s(picked[:along]) + rows_s - self.step_s
+                longer_s = max(0.0, sizes.batch_s(picked[:along]) + rows_s - self.step_s)
                 if along and room_s < first_s + longer_s and (decode := count_carries(along)):
                     account = plan.account._replace(contended=False)
                     return step._replace(
