@@ -11,8 +11,9 @@ import http_load as load
 import pytest
 from served import LAPS, Prefill, Reference, Setup, ids, on
 
-from .colocated import COUNT, at_once, mixed, must_be_right, some_leave
+from .colocated import COUNT, Asked, at_once, mixed, some_leave
 from .test_architectures import DP_ATTENTION, TWO_CORES
+from .test_group_mixed import NEAR
 
 DP2 = Setup(
     "colocated-dp",
@@ -40,6 +41,16 @@ async def pairs_until_times_are_known(prefill: Prefill) -> bool:
             if i % 10 == 9 and all(r["group"]["fitted"] for r in prefill.get("/laps_status")["ranks"]):
                 return True
     return False
+
+
+def must_be_right(asked: list[Asked], reference: Reference) -> None:
+    """Every token is the most probable one, or as good as that; and all of them came to those who stayed."""
+    for a in asked:
+        assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
+        if a.tokens:
+            found = reference.scores(a.prompt, a.tokens)
+            behind = found.max(-1).values - found.gather(-1, reference.torch.tensor(a.tokens)[:, None])[:, 0]
+            assert float(behind.max()) <= NEAR, f"{a.rid}, a prompt of {len(a.prompt)} tokens"
 
 
 def test_ranks_that_decode_have_one_plan_too(prefill: Prefill, reference: Reference) -> None:

@@ -237,11 +237,14 @@ class Reference:
     def after_each(self, ids: list[int], tokens: list[int]) -> list[int]:
         """The next id after `ids`, after those and the first of `tokens`, and so on: `tokens` itself, where all of them
         are what ``greedy`` says. In one pass."""
-        if not tokens:
-            return []
+        return [int(t) for t in self.scores(ids, tokens).argmax(-1)] if tokens else []
+
+    def scores(self, ids: list[int], tokens: list[int]) -> Any:
+        """Logarithms of the probabilities of all ids after `ids`, after those and the first of `tokens`, and so on
+        [tokens, ids]."""
         with self.torch.inference_mode():
-            scores = self.model(self.torch.tensor([ids + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
-        return [int(t) for t in scores.argmax(-1)]
+            found = self.model(self.torch.tensor([ids + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
+            return found.log_softmax(-1)
 
     def greedy(self, ids: list[int], tokens: int) -> list[int]:
         """The next `tokens` ids after `ids`."""

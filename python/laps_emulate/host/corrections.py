@@ -86,6 +86,13 @@ def gather_without_triton() -> None:
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
 
 
+def gather_without_operators() -> None:
+    """Decode steps of data-parallel ranks meet in operators that are registered for accelerators alone."""
+    coordinator: Any = importlib.import_module("sglang.srt.distributed.parallel_state").GroupCoordinator
+    coordinator.all_gather_into_tensor = coordinator._all_gather_into_tensor
+    coordinator.reduce_scatter_tensor = coordinator._reduce_scatter_tensor
+
+
 def pin_no_token_counts() -> None:
     """``ForwardBatch.prepare_mlp_sync_batch`` pins memory wherever the engine for CPUs is not chosen, without asking
     the platform whether it can."""
@@ -205,6 +212,7 @@ OF_MODELS = (
     attend_to_all,
     absorb_latent_attention,
     gather_without_triton,
+    gather_without_operators,
     pin_no_token_counts,
     gate_shared_experts_without_triton,
     cap_logits_without_triton,
