@@ -38,6 +38,7 @@ def test_models_and_caches_that_are_not_supported_are_named(
 ) -> None:
     from sglang_laps import colocated, slices
 
+    monkeypatch.setattr(colocated.group, "why_not", lambda _: "there is one rank")
     monkeypatch.setattr(slices, "_refused", lambda _, together: None)
     monkeypatch.setattr(slices, "decoder_layers", lambda _: [])
     why = colocated.why_not(scheduler(**more))
@@ -55,6 +56,8 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     from sglang_laps import colocated, slices
     from sglang_laps.layers import NoLayers
 
+    alone: list[str | None] = ["there is one rank"]
+    monkeypatch.setattr(colocated.group, "why_not", lambda _: alone[0])
     monkeypatch.setattr(slices, "_refused", lambda _, together: "the model is compiled")
     assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
 
@@ -66,6 +69,8 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     monkeypatch.setattr(slices, "_refused", lambda _, together: None)
     monkeypatch.setattr(slices, "decoder_layers", none)
     assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
+    alone[0] = None
+    assert colocated.why_not(scheduler()) is None, "ranks that plan together decode between their steps"
 
 
 @pytest.mark.parametrize(
