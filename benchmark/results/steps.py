@@ -58,7 +58,7 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),
-    "emulated": Step("benchmark.fidelity.policies", "--seconds 30"),
+    "emulated": Step("benchmark.fidelity.policies"),
     **{
         f"emulated-{n}-{model}": Step(
             "benchmark.fidelity.fleet", f"--device h200-qwen3-{model},slow={slow} --servers {n}"
