@@ -19,7 +19,7 @@ from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 CPU, CUDA = "cpu", "cuda"
 EMULATED = "emulated:"
 """Prefix of a value for --laps-emulate."""
-POOL_TOKENS = 2 << 20
+POOL_TOKENS = 4 << 20
 """KV pool of a prefill server (tokens) that evicts no prefix of a benchmark."""
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
