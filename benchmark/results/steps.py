@@ -39,8 +39,7 @@ FLEETS = ((1, "32b", 2), (4, "8b", 20))
 REAL = f"--real --rounds 3 --seconds 15 --device {EMULATED}{H200}"
 """On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
 AGENTS = (
-    f"--workload agents --variants fcfs,{SMALL},laps --rounds 2 --seconds 80 --utilisation 0.7 "
-    f"--device {EMULATED}h200-qwen3-8b,slow=2"
+    f"--workload agents --variants fcfs,{SMALL},laps --rounds 2 --seconds 80 --device {EMULATED}h200-qwen3-8b,slow=2"
 )
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
@@ -66,7 +65,8 @@ STEPS: dict[str, Step] = {
         for n, model, slow in FLEETS
     },
     "planned": Step("benchmark.fidelity.planner", "--rounds 2", leaves=(*TRACES, "planned")),
-    "emulated-agents": Step("benchmark.serve", AGENTS),
+    "emulated-agents": Step("benchmark.serve", f"{AGENTS} --utilisation 0.7"),
+    "emulated-agents-85": Step("benchmark.serve", f"{AGENTS} --utilisation 0.85"),
     "groups": Step("benchmark.fidelity.ranks"),
     "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 120"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
