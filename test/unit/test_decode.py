@@ -136,9 +136,7 @@ def carrying(
 def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -> None:
     plan = Plan((SHORT,), picked=(1, 0), account=Account(contended=True))
     for beside in (None, paused()):
-        carried = carrying(0.03, plan, shorts=(100, 100), beside=beside)
-        assert carried._replace(account=plan.account) == plan._replace(decode="carried")
-        assert carried.account.charge == pytest.approx(6 / 9), "the step that it saves was due 60 of 90 ms later"
+        assert carrying(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(decode="carried")
     assert carrying(0.03, plan, shorts=(100, 100), context=None).decode != "carried", "SGLang mixes none of these"
     assert carrying(0.03, plan, shorts=(100, 100), streams=0).decode != "carried"
     assert carrying(0.03, plan, shorts=(100, 100), streams=120).decode != "carried", (
@@ -174,7 +172,7 @@ def test_a_step_that_is_due_takes_short_requests_along_which_may_not_preempt_yet
     plan = Plan((), picked=(1, 0), account=Account(contended=True))
     due = carrying(0.0871, plan, shorts=(40, 40), beside=paused())
     assert (due.order, due.picked, due.decode, due.split) == ((SHORT,), (1, 0), "carried", True)
-    assert due.account.charge == 0.0, "it costs no step: the next preemption does not wait for it"
+    assert not due.account.contended, "it costs no step: the next preemption does not wait for it"
     assert carrying(0.08, plan, shorts=(40, 40), beside=paused()) == plan, "not due yet"
     longer = carrying(0.0866, plan, shorts=(100, 100), beside=paused())
     assert (longer.picked, longer.decode) == ((1,), "carried"), "twice the time of a step, at most"

@@ -82,12 +82,6 @@ class Decode:
         """Return True if prompts have had their share since the last step."""
         return not self._sent and not self.owed_s(now)
 
-    def _early(self, now: float) -> float:
-        """Return the part of the time between two steps by which a step that begins now is early (0..1)."""
-        between_s = self.target_s - self.step_s
-        room_s = min(between_s, max(0.0, self.room_s(now)))
-        return room_s / between_s if 0.0 < between_s < math.inf else 1.0
-
     def owed_s(self, now: float) -> float:
         """Time that prompts are to have before the next step."""
         return max(0.0, self._ended_s + self._owed_s - now)
@@ -151,7 +145,7 @@ class Decode:
                 along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
                 longer_s = max(0.0, sizes.batch_s(picked[:along]) + rows_s - self.step_s)
                 if along and room_s < first_s + longer_s and (decode := count_carries(along)):
-                    account = plan.account._replace(charge=0.0)
+                    account = plan.account._replace(contended=False)
                     return step._replace(
                         order=(SHORT,), picked=plan.picked[:along], split=True, decode=decode, account=account
                     )
@@ -164,9 +158,7 @@ class Decode:
                 return step
             # After a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
-        decode = count_carries(fit)
-        account = plan.account._replace(charge=self._early(now) if decode else 1.0)
-        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=decode, account=account)
+        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
 
     # -- steps
 

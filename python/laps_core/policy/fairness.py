@@ -26,9 +26,7 @@ class Gap:
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
     P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else SAVED G + S: half of a long
-    time, or a fifth to a sixth of it, while S is shorter than G. A batch with rows of streams saves a part of the
-    decode step that was due next, the more the later it comes, and is charged for the rest: there may be one more in
-    each target for the time between tokens.
+    time, or a fifth to a sixth of it, while S is shorter than G.
     """
 
     def __init__(self, overhead: float, sizes: Sizes) -> None:
@@ -59,11 +57,11 @@ class Gap:
         runs = self.ended_s - self._begun_s < SAVED * self.seconds
         return math.inf if self._sent or not runs else self.ended_s + (self._sizes.fixed_s or 0.0)
 
-    def sent(self, now: float, charge: float = 1.0) -> None:
-        """A batch that preempts goes to the device. `charge`: part of F that it costs (0..1)."""
+    def sent(self, now: float) -> None:
+        """A batch that preempts goes to the device."""
         self._follows = now < self.ended_s + self.seconds
         paid = max(0.0, now - self.ended_s) / max(self.seconds, 1e-9)
-        self._owed = min(float(SAVED), max(0.0, self._owed - paid) + charge)
+        self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
 
     def ran(self, begin: float, end: float) -> None:

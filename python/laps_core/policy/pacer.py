@@ -171,7 +171,7 @@ class Pacer:
         if batch.cls == LONG:
             self.shared += bool(batch.short)
         if batch.preempts:
-            self.gap.sent(now, account.charge)
+            self.gap.sent(now)
         if batch.within:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG

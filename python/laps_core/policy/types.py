@@ -72,8 +72,6 @@ class Account(NamedTuple):
     """The prompt that has waited longest is too late for its deadline."""
     contended: bool = False
     """Long work waits or is paused."""
-    charge: float = 1.0
-    """Part of a step that a batch costs which preempts; its rows of streams may save some of it (0..1)."""
     until_s: float = math.inf
     """Until when short requests are held, if nothing comes before (the leading rank's clock)."""
 
