@@ -122,6 +122,11 @@ def test_no_choice_has_more_in_time(spec: list[tuple[float, float]]) -> None:
 def test_only_who_goes_before_what_is_paused_is_in_line(name: str, before: list[int]) -> None:
     jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
     paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
-    assert line(ORDERS[name], jobs, SIZES, NOW, paused) == (
-        sorted(before, key=lambda i: i != 0) if name == "least-work" else before
-    )
+    assert line(ORDERS[name], jobs, SIZES, NOW, paused) == before
+
+
+@pytest.mark.parametrize(("deadline_s", "turns"), [(1.6, [0, 1, 2]), (1.4, [1, 0, 2])])
+def test_deadlines_change_the_turns_only_where_one_would_be_missed(deadline_s: float, turns: list[int]) -> None:
+    """The first in either case has half a second of work, and no deadline; the last one is late whatever is done."""
+    jobs = [due(0.5, None), due(1.0, deadline_s), due(0.4, 0.1)]
+    assert line(ORDERS["least-work"], jobs, SIZES, NOW) == turns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Paused, Waiting
@@ -27,8 +27,9 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
 
 def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     """Least remaining work first, those who miss their deadline behind the others. ``line`` puts in front who can be in
-    time."""
-    return w.deadline_s is not None, work_s, w.since_s
+    time, where this would make some of them late."""
+    late = slack_s(w, work_s, now) < 0.0
+    return late, work_s, w.since_s
 
 
 def fcfs(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
@@ -71,10 +72,23 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, pau
     rank = {i: n for n, i in enumerate(in_time(items, works, now))} if order is least_work else {}
 
     def key(i: int) -> Key:
-        return items[i].priority, rank.get(i, len(rank)), *order(items[i], works[i], lone[i], now)
+        return items[i].priority, *order(items[i], works[i], lone[i], now)
 
     turns = sorted(range(len(items)), key=key)
+    if any(i in rank and slack < 0.0 for i, slack in _slacks_of(turns, items, works, now)):
+        # Some would be late who can be in time.
+        turns.sort(key=lambda i: (items[i].priority, rank.get(i, len(rank))))
     return turns if paused is None else turns[: turns.index(len(waiting))]
+
+
+def _slacks_of(
+    turns: Sequence[int], items: Sequence[Waiting], works: Sequence[float], now: float
+) -> Iterator[tuple[int, float]]:
+    """Yield each index with its slack, if they are served in these turns (seconds)."""
+    end = now
+    for i in turns:
+        end += works[i]
+        yield i, slack_s(items[i], 0.0, end)
 
 
 def in_time(items: Sequence[Waiting], works: Sequence[float], now: float) -> list[int]:
