@@ -36,9 +36,9 @@ def scheduler(**more: Any) -> Any:
 def test_models_and_caches_that_are_not_supported_are_named(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
 ) -> None:
-    from sglang_laps import colocated, slices
+    from sglang_laps import colocated, group, slices
 
-    monkeypatch.setattr(colocated.group, "why_not", lambda _: "there is one rank")
+    monkeypatch.setattr(group, "why_not", lambda _: "there is one rank")
     monkeypatch.setattr(slices, "_refused", lambda _, together: None)
     monkeypatch.setattr(slices, "decoder_layers", lambda _: [])
     why = colocated.why_not(scheduler(**more))
@@ -53,11 +53,11 @@ def test_models_and_caches_that_are_not_supported_are_named(
 def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     mixin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_laps import colocated, slices
+    from sglang_laps import colocated, group, slices
     from sglang_laps.layers import NoLayers
 
     alone: list[str | None] = ["there is one rank"]
-    monkeypatch.setattr(colocated.group, "why_not", lambda _: alone[0])
+    monkeypatch.setattr(group, "why_not", lambda _: alone[0])
     monkeypatch.setattr(slices, "_refused", lambda _, together: "the model is compiled")
     assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
 
