@@ -20,6 +20,7 @@ from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
 from benchmark.results import Command, Figure, Namespace, Parser, Piece, Table, count, positive
+from benchmark.sim.loads import SAMPLE, capacity
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
@@ -99,8 +100,7 @@ class Study:
 
     def capacity(self) -> float:
         """Return stock fcfs's capacity with all requests waiting (requests/s)."""
-        rows = [replace(job, at_s=0.0, slo_s=None) for job in tasks.jobs(100.0, 600, self.model, 1.0, self.seeds[0])]
-        return run(VARIANTS["fcfs"], Trace(rows), self.profile).rate
+        return capacity(tasks.jobs(100.0, SAMPLE, self.model, 1.0, self.seeds[0]), self.profile)
 
 
 def options(p: Parser) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
@@ -90,6 +90,12 @@ class Loop(Closed):
         return replace(job, at_s=now + self.pause.drawn(u))
 
 
+def capacity(sample: Sequence[Job], profile: Profile, chunk: int = CHUNK) -> float:
+    """Return the requests/s of stock fcfs with all of the sample waiting."""
+    waiting = Trace([replace(job, at_s=0.0, after=None, slo_s=None) for job in sample])
+    return run(VARIANTS["fcfs"], waiting, profile, chunk=chunk).rate
+
+
 def offer(
     workload: named.Workload,
     share: float,
@@ -99,17 +105,14 @@ def offer(
     requests: int = 0,
     span_s: float = math.inf,
     chunk: int = CHUNK,
-    **changes: Any,
 ) -> named.Offer:
     """Return a load at a share of stock fcfs's capacity, which is that of the workload's sample with all of it waiting.
 
-    It lasts for ``requests`` of them, at most ``span_s`` seconds. ``changes``: fields of each job of the sample.
+    It lasts for ``requests`` of them, at most ``span_s`` seconds.
     """
-    sample = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
-    waiting = Trace([replace(job, at_s=0.0, after=None, **changes) for job in sample])
-    capacity = run(VARIANTS["fcfs"], waiting, profile, chunk=chunk).rate
-    span_s = min(span_s, requests / (share * capacity) if requests else math.inf)
-    return named.Offer(share, span_s, capacity, lambda new: float(lone_s(profile, [new], [0], chunk)[0]))
+    rate = capacity(workload.sample(SAMPLE, random.Random(f"{seed} sample")), profile, chunk)
+    span_s = min(span_s, requests / (share * rate) if requests else math.inf)
+    return named.Offer(share, span_s, rate, lambda new: float(lone_s(profile, [new], [0], chunk)[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,10 +177,8 @@ def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
 def _of_tasks(share: float, name: str, requests: int, seed: int) -> Sequence[Job]:
     """Return FlowPrefill's tasks at a share of stock fcfs's capacity."""
     model = "32b" if "32b" in name else "8b"
-    sample = tasks.jobs(100.0, SAMPLE, model, 1.0, seed)
-    waiting = Trace([replace(job, at_s=0.0, slo_s=None) for job in sample])
-    capacity = run(VARIANTS["fcfs"], waiting, Profile.load(name), chunk=CHUNK).rate
-    return tasks.jobs(share * capacity, requests, model, 1.0, seed)
+    rate = capacity(tasks.jobs(100.0, SAMPLE, model, 1.0, seed), Profile.load(name))
+    return tasks.jobs(share * rate, requests, model, 1.0, seed)
 
 
 def _of_ranks(name: str, seed: int) -> Sequence[Job]:

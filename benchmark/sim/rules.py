@@ -84,12 +84,8 @@ class Seen:
             counted = (at >= begin) & (at < end)
         else:
             counted = at >= at.min() + WARM * (at.max() - at.min())
-        met = (
-            [took <= due_s[sent] for sent, took in zip(at[counted], ttft[counted], strict=True)]
-            if due_s
-            else [math.nan]
-        )
-        in_time = statistics.fmean(met)
+        met = (took <= due_s[sent] for sent, took in zip(at[counted], ttft[counted], strict=True))
+        in_time = statistics.fmean(met) if due_s else math.nan
         short_s, long_s = (quantile(ttft[counted & mask], 90) for mask in (new <= THRESHOLD, new > THRESHOLD))
         mean_s, slowdown = float(ttft[counted].mean()), float(slow[counted].mean())
         return cls(short_s, long_s, mean_s, slowdown, rate, in_time, little)

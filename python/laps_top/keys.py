@@ -13,8 +13,6 @@ from contextlib import contextmanager
 
 ENDS = ("q", "\x03")
 """Keys that end a program: q and Ctrl-C."""
-CC = 6
-"""Index of the control characters in a terminal's mode."""
 
 
 @contextmanager
@@ -30,7 +28,7 @@ def pressed() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
     mode = termios.tcgetattr(fd)
-    mode[CC][termios.VINTR] = os.fpathconf(fd, "PC_VDISABLE")
+    mode[tty.CC][termios.VINTR] = os.fpathconf(fd, "PC_VDISABLE")
     termios.tcsetattr(fd, termios.TCSANOW, mode)
     try:
         yield lambda seconds: os.read(fd, 1).decode(errors="replace") if select.select([fd], [], [], seconds)[0] else ""

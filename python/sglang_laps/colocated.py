@@ -58,6 +58,8 @@ def mixes(scheduler: Scheduler) -> bool:
     cannot, streams have steps of their own alone. The same on every rank."""
     execution = get_exec()
     refused = (
+        # Ranks that plan together count no rows.
+        group.why_not(scheduler) is None,
         # A row has no draft.
         not scheduler.spec_algorithm.is_none(),
         execution.kernel.dsa_prefill_backend == "flashmla_sparse_q8",

@@ -13,7 +13,7 @@ from laps_core.config import ConfigError, LapsConfig
 from sglang_laps import answering, graphs, moments, options, penalties, saved_model, seams, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.seams import wrong_release
-from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved
+from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ def enable(args: argparse.Namespace) -> None:
         raise ConfigError(f"{options.ENABLE}: {wrong}")
     if config.graphs and not prefills:
         raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
-    together = args.enable_dp_attention or (args.attn_dp_size or 1) > 1
-    if reason is None and together and not args.disable_overlap_schedule:
+    if reason is None and several_ranks(args) and not args.disable_overlap_schedule:
         # A step that is decided while another runs is late by a whole one, for all ranks.
         args.disable_overlap_schedule = True
         logger.info("LAPS: data-parallel attention ranks plan together: as with --disable-overlap-schedule.")

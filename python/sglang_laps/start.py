@@ -142,7 +142,7 @@ class Laps:
         """Makes receipts; None on ranks that send no answers, or where none are kept."""
         beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
-            beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": alone is not None and mixes(scheduler)}
+            beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         kind = Colocated if colocated else Pauses
         self.pauses = kind(

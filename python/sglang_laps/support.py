@@ -15,6 +15,11 @@ DRAFTS = ("EAGLE", "EAGLE3")
 """Speculative algorithms, as SGLang has resolved them, whose steps run in pauses."""
 
 
+def several_ranks(args: Any) -> bool:
+    """Return True if these server arguments ask for data-parallel attention ranks."""
+    return bool(getattr(args, "enable_dp_attention", None)) or (getattr(args, "attn_dp_size", None) or 1) > 1
+
+
 def resolved(server_args: Any) -> Any:
     """A record of server arguments as SGLang acts on them."""
     from sglang.srt.arg_groups.overrides import resolved_view
@@ -41,7 +46,7 @@ def _not_colocated(args: Any) -> str | None:
     def has(name: str) -> bool:
         return bool(getattr(args, name, None))
 
-    together = has("enable_dp_attention") or (getattr(args, "attn_dp_size", 1) or 1) > 1
+    together = several_ranks(args)
     preempts = has("enable_priority_scheduling") and not has("disable_priority_preemption")
     checks = (
         *_drafts(args),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
 
-import http_load as load
 import pytest
-from served import LAPS, Prefill, Reference, Setup, ids, on
+from served import LAPS, Prefill, Reference, Setup, on
 
 from .colocated import COUNT, Asked, at_once, mixed, some_leave
 from .test_architectures import DP_ATTENTION, TWO_CORES
 from .test_group_mixed import NEAR
+from .test_slices_models import steps_of_many_sizes
 
 DP2 = Setup(
     "colocated-dp",
@@ -23,24 +22,6 @@ DP2 = Setup(
     mode="null",
 )
 pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(DP2)]
-
-
-async def pairs_until_times_are_known(prefill: Prefill) -> bool:
-    """Send a prompt to each rank at once, until both know how long their steps take."""
-    params = {"max_new_tokens": 1, "temperature": 0}
-
-    async def one(http: Any, rank: int, prompt: list[int]) -> None:
-        body = {"input_ids": prompt, "sampling_params": params, "routed_dp_rank": rank}
-        async with http.post(prefill.server.url + "/generate", json=body) as reply:
-            assert reply.status == 200, await reply.text()
-
-    async with load.session() as http:
-        for i in range(200):
-            sizes = (20 + 37 * i % 230, 20 + 91 * i % 230)
-            await asyncio.gather(*(one(http, r, ids(50_000 + 2 * i + r, n)) for r, n in enumerate(sizes)))
-            if i % 10 == 9 and all(r["group"]["fitted"] for r in prefill.get("/laps_status")["ranks"]):
-                return True
-    return False
 
 
 def must_be_right(asked: list[Asked], reference: Reference) -> None:
@@ -56,7 +37,7 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
 def test_ranks_that_decode_have_one_plan_too(prefill: Prefill, reference: Reference) -> None:
     status = prefill.get("/laps_status")
     assert status["enabled"], status["reason"]
-    assert asyncio.run(pairs_until_times_are_known(prefill)), "times of steps are not learnt"
+    assert asyncio.run(steps_of_many_sizes(prefill)), "times of steps are not learnt"
     before = prefill.get("/laps_status")
     asked = mixed(3, COUNT, "dp", COUNT / 8)
     some_leave(asked, random.Random(3))

@@ -91,7 +91,8 @@ async def steps_of_many_sizes(prefill: Prefill) -> bool:
         for i in range(200):
             sizes = (20 + 37 * i % 230, 20 + 91 * i % 230)
             both = [ask(ids(50_000 + 2 * i + r, n)) for r, n in enumerate(sizes)]
-            await asyncio.gather(*(post(http, prefill, {**b, "routed_dp_rank": r}, 0.0) for r, b in enumerate(both)))
+            sent = (post(http, prefill, {**b, "routed_dp_rank": r}, 0.0) for r, b in enumerate(both))
+            assert [status for status, *_ in await asyncio.gather(*sent)] == [200, 200]
             if i % 10 == 9 and all(r["group"]["fitted"] for r in prefill.get("/laps_status")["ranks"]):
                 return True
     return False

@@ -40,12 +40,20 @@ class Group:
         self.waiting[rank].append(made)
         return made
 
-    def step(self) -> Choice | None:
-        """One round: every rank must decide the same."""
-        rows = [p.menu(self.now, w).row() for p, w in zip(self.planners, self.waiting, strict=True)]
+    def menu(self, rank: int) -> Menu:
+        """Make the menu of a rank."""
+        return self.planners[rank].menu(self.now, self.waiting[rank])
+
+    def decide(self) -> Choice | None:
+        """One round, of which nothing runs: every rank must decide the same."""
+        rows = [self.menu(rank).row() for rank in range(self.cost.ranks)]
         decided = [p.decide([Menu.read(row) for row in rows]) for p in self.planners]
         assert len(set(decided)) == 1
-        choice = decided[0]
+        return decided[0]
+
+    def step(self) -> Choice | None:
+        """One round, and the step that it decides."""
+        choice = self.decide()
         if choice is None:
             return None
         self.ran = [self._run(p, w, choice) for p, w in zip(self.planners, self.waiting, strict=True)]

@@ -4,68 +4,52 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 
 import pytest
-from groups import CHUNK, COST, prompt
+from groups import COST, Group, prompt
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
-from laps_core.group.planner import GroupPlanner
-from laps_core.group.prompt import Prompt
 from laps_core.policy.decode import PROMPT_SHARE, Decode
 
 STEP_S = 0.02
 """Time of a decode step of all ranks (seconds)."""
 
 
-class Ranks:
+class Ranks(Group):
     """Ranks with streams that never end, and prompts."""
 
     def __init__(self, target_ms: float, streams: list[int]) -> None:
-        self.planners = [GroupPlanner(COST, chunk=CHUNK) for _ in range(COST.ranks)]
+        super().__init__()
         self.decodes = [Decode(target_ms) for _ in self.planners]
-        self.waiting: list[list[Prompt]] = [[] for _ in self.planners]
-        self.streams, self.now = streams, 0.0
-        self.prefill_s = self.decode_s = 0.0
+        self.streams = streams
+        self.prefill_s = 0.0
         self.gaps_s: list[float] = []
         self._last_s = [0.0] * COST.ranks
-        self._watch()
+        for decode, n in zip(self.decodes, streams, strict=True):
+            decode.watch(self.now, n)
         self.decode()
 
-    def plan(self) -> Choice | None:
-        """One round: every rank must decide the same."""
-        self._watch()
-        rows = [
-            planner.menu(self.now, waiting, room_s=decode.room_s(self.now), owed_s=decode.owed_s(self.now)).row()
-            for planner, waiting, decode in zip(self.planners, self.waiting, self.decodes, strict=True)
-        ]
-        decided = [planner.decide([Menu.read(row) for row in rows]) for planner in self.planners]
-        assert len(set(decided)) == 1
-        return decided[0]
-
-    def _watch(self) -> None:
-        for decode, n in zip(self.decodes, self.streams, strict=True):
-            decode.watch(self.now, n)
+    def menu(self, rank: int) -> Menu:
+        decode = self.decodes[rank]
+        decode.watch(self.now, self.streams[rank])
+        room_s, owed_s = decode.room_s(self.now), decode.owed_s(self.now)
+        return self.planners[rank].menu(self.now, self.waiting[rank], room_s=room_s, owed_s=owed_s)
 
     def decode(self) -> None:
         """A step of all ranks that decode."""
-        self._tokens(range(COST.ranks), STEP_S, None)
-        self.decode_s += STEP_S
+        begin, self.now = self.now, self.now + STEP_S
+        self._tokens(range(COST.ranks), begin, None)
 
-    def prefill(self, choice: Choice) -> None:
-        """A step of prompts; ranks without any decode beside them."""
-        own, idle = [], []
-        for rank, (planner, waiting) in enumerate(zip(self.planners, self.waiting, strict=True)):
-            picks = dict(planner.picks(choice))
-            own.append(COST.shape((n, waiting[i].history) for i, n in picks.items()))
-            waiting[:] = [p.after(COST, picks[i]) if i in picks else p for i, p in enumerate(waiting)]
-            waiting[:] = [p for p in waiting if p.tokens]
-            idle += [rank] * (not picks)
-        took_s = COST.seconds(own)
-        self._tokens(idle, took_s, 0.0)
-        self.prefill_s += took_s
+    def step(self) -> Choice | None:
+        """One round, and the step of prompts that it decides; ranks without any decode beside them."""
+        begin, choice = self.now, super().step()
+        if choice is not None:
+            self.prefill_s += self.now - begin
+            self._tokens([rank for rank, ran in enumerate(self.ran) if not ran], begin, 0.0)
+        return choice
 
-    def _tokens(self, ranks: list[int] | range, took_s: float, rows_s: float | None) -> None:
-        begin, self.now = self.now, self.now + took_s
+    def _tokens(self, ranks: Iterable[int], begin: float, rows_s: float | None) -> None:
         for rank in ranks:
             if self.streams[rank]:
                 self.decodes[rank].sent()
@@ -77,22 +61,19 @@ class Ranks:
         """Rounds for so long."""
         until = self.now + seconds
         while self.now < until:
-            choice = self.plan()
-            if choice is None:
+            if self.step() is None:
                 self.decode()
-            else:
-                self.prefill(choice)
 
 
 def test_a_step_ends_before_the_next_decode_step_is_due() -> None:
     ranks = Ranks(400.0, [4, 0, 0, 0])
     ranks.waiting[1] += [prompt(100_000)]
-    choice = ranks.plan()
+    choice = ranks.decide()
     assert choice is not None
     assert choice.seconds <= 0.4 - STEP_S
     free = Ranks(400.0, [0, 0, 0, 0])
     free.waiting[1] += [prompt(100_000)]
-    longer = free.plan()
+    longer = free.decide()
     assert longer is not None
     assert longer.seconds > choice.seconds
 
@@ -101,15 +82,15 @@ def test_all_ranks_decode_where_no_step_would_end_in_time() -> None:
     ranks = Ranks(400.0, [4, 0, 0, 0])
     ranks.waiting[1] += [prompt(100_000)]
     ranks.now += 0.37
-    assert ranks.plan() is None
+    assert ranks.decide() is None
     ranks.decode()
-    assert ranks.plan() is not None
+    assert ranks.decide() is not None
 
 
 def test_what_is_owed_to_prompts_runs_though_it_takes_longer_than_the_target() -> None:
     ranks = Ranks(1.0, [4, 4, 4, 4])
     ranks.waiting[0] += [prompt(300)]
-    choice = ranks.plan()
+    choice = ranks.decide()
     assert choice is not None
     assert choice.seconds > 0.001
 

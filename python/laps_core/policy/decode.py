@@ -145,6 +145,7 @@ class Decode:
                 along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
                 longer_s = max(0.0, sizes.batch_s(picked[:along]) + rows_s - self.step_s)
                 if along and room_s < first_s + longer_s and (decode := count_carries(along)):
+                    # It adds no step, so it is no preemption to the gap.
                     account = plan.account._replace(contended=False)
                     return step._replace(
                         order=(SHORT,), picked=plan.picked[:along], split=True, decode=decode, account=account

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Paused, Waiting
@@ -69,26 +70,22 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, pau
         items.append(Waiting(0, 0, -math.inf, paused.deadline_s, priority=paused.priority))
         works.append(paused.left_s)
         lone.append(paused.left_s)
-    rank = {i: n for n, i in enumerate(in_time(items, works, now))} if order is least_work else {}
 
     def key(i: int) -> Key:
         return items[i].priority, *order(items[i], works[i], lone[i], now)
 
     turns = sorted(range(len(items)), key=key)
-    if any(i in rank and slack < 0.0 for i, slack in _slacks_of(turns, items, works, now)):
-        # Some would be late who can be in time.
-        turns.sort(key=lambda i: (items[i].priority, rank.get(i, len(rank))))
+    if order is least_work and (late := _late(turns, items, works, now)):
+        rank = {i: n for n, i in enumerate(in_time(items, works, now))}
+        if not late.isdisjoint(rank):
+            turns.sort(key=lambda i: (items[i].priority, rank.get(i, len(rank))))
     return turns if paused is None else turns[: turns.index(len(waiting))]
 
 
-def _slacks_of(
-    turns: Sequence[int], items: Sequence[Waiting], works: Sequence[float], now: float
-) -> Iterator[tuple[int, float]]:
-    """Yield each index with its slack, if they are served in these turns (seconds)."""
-    end = now
-    for i in turns:
-        end += works[i]
-        yield i, slack_s(items[i], 0.0, end)
+def _late(turns: Sequence[int], items: Sequence[Waiting], works: Sequence[float], now: float) -> set[int]:
+    """Indices of those that miss their deadlines in these turns."""
+    ends = islice(accumulate((works[i] for i in turns), initial=now), 1, None)
+    return {i for i, end in zip(turns, ends, strict=True) if slack_s(items[i], 0.0, end) < 0.0}
 
 
 def in_time(items: Sequence[Waiting], works: Sequence[float], now: float) -> list[int]:
