@@ -26,6 +26,9 @@ HOST = "127.0.0.1"
 PORTS = (30100, 32700)
 """Above the ports that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its
 own."""
+STREET = 240
+"""Ports are taken from every second stretch of so many: with data-parallel attention, a server takes those from 233
+after its HTTP port by itself, a dozen at most."""
 _handed_out: set[int] = set()
 
 ENV = {
@@ -187,7 +190,7 @@ def free_port() -> int:
     """
     while True:
         port = random.SystemRandom().randrange(*PORTS)
-        if port in _handed_out:
+        if port in _handed_out or port % (2 * STREET) not in range(STREET - 233, STREET - 12):
             continue
         _handed_out.add(port)
         with contextlib.suppress(ServerError):

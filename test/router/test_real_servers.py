@@ -153,8 +153,9 @@ def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> Non
     for i in range(1, 24):
         post(rig.router.url, asking(i))
     after = served()
-    # Most: after the few that showed that it is shared, each goes to where it is answered first.
-    assert after["short"] - before["short"] > 12
+    # After the few that showed that it is shared, one is computed there; then each goes to where it is answered first,
+    # which of two idle servers is a matter of their latency models.
+    assert after["short"] > before["short"]
     bootstrap = {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
     usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
     assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256

@@ -14,6 +14,7 @@ from laps_plan.traffic.job import Job
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.serve.compare import closed_loop
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
@@ -125,6 +126,14 @@ def test_a_closed_loop_keeps_its_clients_busy() -> None:
     assert loop.failed == 0
     assert 4 / (0.05 + BUSY_S) < loop.rate < 1.1 * 4 / 0.05
     assert 0.048 < statistics.median(loop.ttft_s) < 0.05 + BUSY_S
+
+
+def test_a_closed_loop_in_which_somebody_waited_all_the_time_is_run_again_for_longer() -> None:
+    jobs = [Job(0.0, 900), *([Job(0.0, 20)] * 2000)]
+    loop, lengths = against(lambda target: asyncio.to_thread(closed_loop, target, bodies(jobs), 4, 0.4, 0.1))
+    assert loop.end_s - loop.begin_s >= 0.8 - 1e-6
+    assert lengths.count(900) == 1
+    assert loop.steady.holds
 
 
 def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
