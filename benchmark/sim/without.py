@@ -95,7 +95,7 @@ def _whole_chunk(self: Sizes, threshold: int) -> int:
 
 
 def _no_burst(self: Window, now: float, n: int = 1, blind_since: float | None = None) -> None:
-    self._returning.add(n, now if blind_since is None else blind_since)
+    self._returning.add(n, now if blind_since is None else blind_since, now)
 
 
 ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
@@ -118,10 +118,6 @@ RULES = (
     ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
-    Rule(
-        "credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _returns(None))],
-        bound="cost of holds",
-    ),
     Rule(
         "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
     ),

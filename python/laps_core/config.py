@@ -171,7 +171,7 @@ class LapsConfig(Knobs):
     # -- the waiting window (AWD)
     window: Literal["awd", "fixed"] = "awd"
     """awd waits where that pays (LAPS, s3.1, Alg. 1); fixed always, the whole window or for a full batch."""
-    wait_window_ms: Milliseconds = 5.0
+    wait_window_ms: Milliseconds = 10.0
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
     wait_max_batch: Requests = 8
     """Cap on the batch depth D (requests)."""
@@ -212,7 +212,7 @@ class LapsConfig(Knobs):
         "graph_batches": "--batch-prefill-batch-sizes",
     }
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0},
+        "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0, "wait_window_ms": 5.0},
     }
     """Preset -> values of knobs that are left at their defaults."""
 

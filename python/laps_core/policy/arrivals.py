@@ -13,7 +13,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-_REMEMBERED = 16
+_REMEMBERED = 24
 """So many groups of a kind tell what is to come."""
 
 
@@ -27,6 +27,8 @@ class _Group:
     came: int = 0
     last_s: float = 0.0
     """How long after the event the last one came, at least."""
+    seen_s: float = 0.0
+    """How long after the event the last one was seen."""
 
 
 class Groups:
@@ -50,18 +52,20 @@ class Groups:
         """An event: up to ``size`` requests may come after it."""
         self._groups.append(_Group(now, size))
 
-    def add(self, n: int, earliest_s: float) -> None:
-        """``n`` requests came, at ``earliest_s`` or later: those who were not there when last looked for."""
+    def add(self, n: int, earliest_s: float, now: float) -> None:
+        """``n`` requests came between ``earliest_s``, when last looked for, and ``now``."""
         group = next((g for g in reversed(self._groups) if g.at_s <= earliest_s), None)
         if group and group.came < group.size and earliest_s - group.at_s <= self._horizon_s:
             group.came = min(group.size, group.came + n)
             group.last_s = max(group.last_s, earliest_s - group.at_s)
+            group.seen_s = max(group.seen_s, now - group.at_s)
 
     def chance(self, now: float, until: float, room: int) -> float:
         """Return how likely the rest of the last group is there by ``until`` (0..1); 0 if nobody is to be expected.
 
         That is the share of earlier groups, among those of which as many had come, that went on and were complete by
-        then. 0 if not all that may come find ``room``.
+        then. Those that were seen only later, but may have been, tell nothing; if none tells anything it is tried.
+        0 if not all that may come find ``room``.
         """
         if now - self.at_s > self._horizon_s:
             return 0.0
@@ -70,5 +74,8 @@ class Groups:
         alike = [g for g in earlier if g.came >= share * g.size]
         if not alike or group.size - group.came > room:
             return 0.0
-        more = (g for g in alike if round(g.came * group.size / g.size) > group.came)
-        return sum(g.last_s < until - group.at_s for g in more) / len(alike)
+        by_s = until - group.at_s
+        on = [g for g in alike if round(g.came * group.size / g.size) > group.came]
+        complete = sum(g.seen_s < by_s for g in on)
+        told = len(alike) - len(on) + sum(g.last_s >= by_s for g in on) + complete
+        return complete / told if told else 1.0

@@ -2,10 +2,10 @@
 
 Holding a batch back idles the device, so it must pay. Where the rest of a group is expected (see ``arrivals``) one
 batch replaces two, which saves what two like it are predicted to take, less what both in one do. A batch is held while
-the device idles for less than a share of that, PAYS, if the rest comes by then with at least that chance.
+the device idles for less than a share of that, PAYS, if the rest comes by then with a higher chance: as long as earlier
+groups tell what comes, holds save more than they cost.
 
-Who does not fit into the batch is not waited for: behind a backlog requests share the next one anyhow. Predictions
-fail: beyond what holds have saved they may cost a small share of the time.
+Who does not fit into the batch is not waited for: behind a backlog requests share the next one anyhow.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
 predicted."""
-PAYS = 0.6
-"""Share of what it saves that a hold may take, and least chance that it saves it (0..1)."""
-TRIAL = 1.0 / 64.0
-"""Share of the time that holds may cost beyond what they save (0..1): so much is tried."""
+PAYS = 0.5
+"""Share of what it saves that a hold may take, and chance that it saves it which must be exceeded (0..1)."""
 
 
 class Window:
@@ -41,8 +39,10 @@ class Window:
     The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
     start. Times are seconds of one clock.
 
-    W and D of Algorithm 1 are W_max and ``wait_max_batch``, always, for a wait needs an expected arrival. The device
-    idles no longer than W_max for one hold.
+    W and D of Algorithm 1 are W_max and ``wait_max_batch``, always, for a wait needs an expected arrival.
+
+    Bound: for one hold the device idles no longer than W_max, and than PAYS of the time that the batch takes at least:
+    a third of the time at most, whatever comes.
     """
 
     def __init__(self, config: LapsConfig, predict: Predict) -> None:
@@ -58,11 +58,6 @@ class Window:
         self._service_s = 0.0
         self._held_since = math.inf
         """Infinite while nothing is held."""
-        self._promise: tuple[float, float] | None = None
-        """Until when the rest was waited for, and what that was to save (seconds)."""
-        self._credit_s = self._w_max_s
-        """Time that a hold may cost: TRIAL of the time, less what earlier holds have cost beyond what they saved."""
-        self._credited_s = math.inf
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
         self._statistics = ShortBatches()
 
@@ -78,18 +73,17 @@ class Window:
         earliest_s = now if blind_since is None else blind_since
         if not self._waiting and not self._started and earliest_s >= self._returning.at_s:
             self._following.begin(now, max(1, self._cap - 1))
-            self._following.add(n - 1, now)
+            self._following.add(n - 1, now, now)
         else:
-            self._following.add(n, earliest_s)
-        self._returning.add(n, earliest_s)
+            self._following.add(n, earliest_s, now)
+        self._returning.add(n, earliest_s, now)
         self._waiting += n
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
-        self._settle(now, now - self._idle_since(now), depth)
         self._started.append(now)
         self._waiting = max(0, self._waiting - depth)
-        self._held_since, self._promise = math.inf, None
+        self._held_since = math.inf
         self._statistics.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
@@ -102,7 +96,7 @@ class Window:
     def nothing_waits(self) -> None:
         """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
         self._waiting = 0
-        self._held_since, self._promise = math.inf, None
+        self._held_since = math.inf
 
     # -- decisions
 
@@ -170,16 +164,13 @@ class Window:
         """Until when to wait, no longer than ``last``; ``now`` if waiting does not pay."""
         here = [(s.tokens, s.history) for s in shorts]
         apart_s, together_s = self._predict(here), self._predict(here * 2)
-        if apart_s is None or together_s is None or self._credit_s < 0.0:
+        if apart_s is None or together_s is None:
             return now
         saved_s = 2.0 * apart_s - together_s
         until = min(last, since + PAYS * saved_s)
         # While a batch runs, who follows the first of a burst follows those in it.
         groups = (self._returning,) if self._started else (self._returning, self._following)
-        if all(g.chance(now, until, self._cap - k) <= PAYS for g in groups):
-            return now
-        self._promise = until, saved_s
-        return until
+        return until if any(g.chance(now, until, self._cap - k) > PAYS for g in groups) else now
 
     def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int) -> list[float]:
         """Per request: deadline - now - service of the whole batch; infinite without a deadline (seconds).
@@ -193,18 +184,6 @@ class Window:
         known = self._predict([(s.tokens, s.history) for s in shorts[:fitting]])
         served = now + (self._service_s if known is None else known)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
-
-    def _settle(self, now: float, idle_s: float, depth: int) -> None:
-        """Charge a hold for what it has cost beyond what it saved: nothing, unless the rest was there before its end.
-
-        Bound: of any time T, these charges are at most T TRIAL + 2 W_max.
-        """
-        earned_s = TRIAL * max(0.0, now - self._credited_s)
-        self._credited_s = now
-        if self._promise and idle_s > 0.0:
-            until, saved_s = self._promise
-            earned_s += min(0.0, (saved_s if now < until else 0.0) - idle_s)
-        self._credit_s = min(self._w_max_s, self._credit_s + earned_s)
 
     def status(self) -> dict[str, Any]:
         """Return the entry on the window in /laps_status (JSON-ready)."""
