@@ -41,7 +41,7 @@ BUILT_IN = {
     for v in (
         *(Variant(policy, ("--schedule-policy", policy)) for policy in STOCK),
         Variant(SMALL, ("--schedule-policy", SPF, "--chunked-prefill-size", "2048")),
-        Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
+        Variant(DUAL, (ON,), knobs={"wait_window_ms": 0.0}),
         Variant(LAPS, (ON,)),
         Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),
         Variant(SILENT, (ON,), knobs={"receipts": False}),

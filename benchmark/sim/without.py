@@ -111,7 +111,10 @@ RULES = (
     Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
     Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _returns(True))]),
     Rule("shared steps", "steps of one class", patches=[put(Preemption, "share", _unshared)]),
-    Rule("those still to come", "who waits counts once", patches=[put(exchange, "AHEAD", 1.0)]),
+    Rule(
+        "those still to come", "who waits counts once",
+        patches=[put(exchange, "AHEAD", 1.0), put(preemption, "AHEAD", 1.0)],
+    ),
     Rule(
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",

@@ -64,15 +64,6 @@ def test_what_was_predicted_is_remembered_until_the_model_says_otherwise() -> No
     assert me.work_s(Waiting(1, 0, 0.0)) == FIXED + REQUEST + 2 * TOKEN
 
 
-def test_how_many_find_room_and_how_long_they_take_beside_others() -> None:
-    me, items = sizes(), [Waiting(100, 0, 0.0)] * 4
-    assert me.filling(items, 400) == (4, 400 * TOKEN)
-    assert me.filling(items, 250) == (3, 250 * TOKEN), "the last is cut"
-    assert me.filling(items, 200) == (2, 200 * TOKEN)
-    assert me.filling(items, 0) == (0, 0.0)
-    assert me.filling([], 100) == (0, 0.0)
-
-
 def test_a_second_of_waiting_weighs_the_more_the_shorter_the_request() -> None:
     me, short, long = sizes(), Waiting(64, 0, 0.0), Waiting(768, 0, 0.0)
     assert me.weight([short, long]) == 1 / me.lone_s(short) + 1 / me.lone_s(long)

@@ -63,9 +63,9 @@ def test_a_higher_priority_asks_for_no_price() -> None:
 
 
 def test_a_short_request_shares_the_step_of_a_long_prompt_that_costs_it_little() -> None:
-    """Alone with one other it is delayed by l, and saves the other F, which counts AHEAD times."""
-    edge = int(F * AHEAD / TOKEN * LONE / (F + 370 * TOKEN))
-    near = next(n for n in range(edge // 2, 2 * edge) if n * TOKEN * (F + n * TOKEN) > F * AHEAD * LONE)
+    """Alone with one other it is delayed by its work; that one is saved F, which counts AHEAD times, and who comes
+    behind itself AHEAD - 1 times."""
+    near = next(n for n in range(CHUNK) if (n * TOKEN - (AHEAD - 1.0) * F) * (F + n * TOKEN) > F * AHEAD * LONE)
     plan = pacer().plan(1.0, [short("a")], [long(near - 1)])
     assert (plan.mixed, plan.order[0], plan.picked, plan.long.picked) == (True, LONG, (0,), (0,))
     assert plan.long.tokens == near - 1 + 50
@@ -78,37 +78,20 @@ def many(n: int = 60) -> list[Waiting]:
 
 
 def test_the_more_wait_the_longer_the_step_that_is_shared() -> None:
-    assert not pacer(chunk=4096).plan(1.0, [short("a")], many(2)).mixed
-    plan = pacer(chunk=4096).plan(1.0, [short("a")], many())
-    assert plan.mixed
-    assert plan.long.layers > 0, "it makes way for those that come later"
+    def plan(behind: int) -> Plan:
+        return pacer(chunk=4096).plan(1.0, [short("a")], [long(800, 0.5), *[long(4000, 1.0)] * behind])
+
+    assert not plan(2).mixed
+    assert plan(60).mixed
+    assert plan(60).long.layers > 0, "it makes way for those that come later"
 
 
-def test_what_is_shared_stays_within_the_chunk_and_the_last_is_cut() -> None:
-    plan = pacer(chunk=1000, unit=8).plan(1.0, [short(i, 50) for i in range(4)], [long(600)] * 90)
-    assert plan.mixed
-    assert (plan.long.picked, plan.long.tokens) == ((0,), 4 * 56 + 600)
-    plan = pacer(chunk=1003, unit=8).plan(1.0, [short("a")], [long(9000)] * 130)
-    assert (plan.mixed, plan.long.picked, plan.long.tokens) == (True, (0,), 1000)
-
-
-def test_a_long_batch_that_is_cut_for_it_keeps_half_of_the_step() -> None:
-    """Or a stream of short requests would leave it a few tokens of each."""
-    for joining, shared in ((500, True), (501, False)):
-        shorts = [short("a", 200), short("b", joining - 200)]
-        assert pacer(chunk=1000).plan(1.0, shorts, [long(9000)] * 200).mixed == shared
-    me = pacer(chunk=1000)
-    spend(me.gap, 1.0)
-    whole = me.plan(1.0, [short("a", 256), short("b", 254)], [long(260)])
-    assert (whole.mixed, whole.long.tokens) == (True, 770), "nothing is cut"
-
-
-def test_the_oldest_prompt_has_had_no_turn_if_it_was_left_out() -> None:
-    me, longs = pacer(chunk=1000), [long(300, 0.9), long(300, 0.9), long(310, 0.0)]
-    spend(me.gap, 1.0)
-    for tokens, picked, oldest in ((45, (0, 1, 2), True), (200, (0, 1), False)):
-        plan = me.plan(1.0, [short("a", tokens), short("b", tokens)], longs)
-        assert (plan.mixed, plan.long.picked, plan.account.oldest) == (True, picked, oldest)
+def test_the_step_is_shared_where_both_find_room() -> None:
+    for chunk, mixed in ((4 * 56 + 600, True), (4 * 56 + 592, False)):
+        plan = pacer(chunk=chunk, unit=8).plan(1.0, [short(i, 50) for i in range(4)], [long(600)] * 90)
+        assert plan.mixed == mixed, chunk
+        assert plan.long.picked == (0,)
+        assert plan.long.tokens == (chunk if mixed else 600)
 
 
 def test_a_deadline_that_sharing_would_miss_and_a_batch_of_its_own_would_make() -> None:

@@ -7,7 +7,8 @@ Each decision is an exchange: some have their first token sooner, others later, 
 fixed time all others who wait are spared, or wait, too. It is made where the sum of slowdowns falls:
 
 - a batch runs in a pause (``preemption.pays``): it goes before what is paused, and a step is added
-- short requests run in the step of long ones (``preemption.share``): they wait for its work, and a step is saved
+- short requests run in the step of long ones (``preemption.share``): they wait for its work, and a step is saved, to
+  who comes behind them, too
 - a prompt joins a long batch (``batching.pack``): those in it wait for its work, and a step is saved. Prompts of one
   batch count alike: weighed, those that grow long join less, and wait up to a quarter longer
 """

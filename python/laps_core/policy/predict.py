@@ -142,17 +142,6 @@ class Sizes:
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self.unit
 
-    def filling(self, items: Sequence[Waiting], room: int) -> tuple[int, float]:
-        """How many of these, in order, find room (tokens), the last of them cut, and their time beside others."""
-        seconds = 0.0
-        for count, w in enumerate(items):
-            if not room:
-                return count, seconds
-            part = min(w.tokens, room)
-            seconds += self.beside_s(w._replace(tokens=part))
-            room -= part
-        return len(items), seconds
-
     def slice_layers(self, longs: Sequence[Waiting], tokens: int) -> tuple[int, int]:
         """Layers that take about ``slice_ms``, and in how many slices each is run where one takes longer; 0 layers: the
         batch is too small to be worth a pause.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laps_core.policy.batching import LongBatches, ends_s, pack
-from laps_core.policy.exchange import gain
+from laps_core.policy.exchange import AHEAD, gain
 from laps_core.policy.fairness import Gap
 from laps_core.policy.order import line
 from laps_core.policy.predict import Sizes
@@ -47,20 +47,20 @@ class Preemption:
     def share(
         self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: Sequence[Waiting]
     ) -> Plan:
-        """The plan, with the short batch in the step of the long one if that pays."""
+        """The plan, with the short batch in the step of the long one if it finds room there, and that pays."""
         sizes, joining = self._sizes, sum(self._sizes.whole_units(w.tokens) for w in picked)
-        room = min(plan.long.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
-        if room < plan.long.tokens and joining > sizes.budget // 2:
-            return plan  # it would cut the long batch to less than half of a step
-        count, long_s = sizes.filling([longs[i] for i in plan.long.picked], room)
-        later_s = max(0.0, now + long_s - max(now, self._gap.opens_s(now)))
-        mine, others = sizes.weights(picked, everybody)
-        gained = gain(sizes.fixed_s or 0.0, others, (mine, -later_s))
-        if not count or gained < 0.0 or self.misses(now, picked, later_s):
+        batch = [longs[i] for i in plan.long.picked]
+        tokens = sum(w.tokens for w in batch)
+        if tokens + joining > sizes.budget:
             return plan
-        shared = self._longs.cut(plan, longs, plan.long.picked[:count], room, joining)
-        oldest = plan.account.oldest and count == len(plan.long.picked)
-        return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
+        later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_s(now)))
+        saved_s = sizes.fixed_s or 0.0
+        mine, others = sizes.weights(picked, everybody)
+        # Who comes behind those that share is spared the step, too: in a closed loop they do themselves.
+        gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
+        if gained < 0.0 or self.misses(now, picked, later_s):
+            return plan
+        return self._longs.cut(plan, longs, plan.long.picked, tokens, joining)._replace(mixed=True)
 
     def add_overtaking(
         self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,
