@@ -17,6 +17,7 @@ from laps_core.policy.fairness import Gap
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
 from laps_core.policy.order import LEAST_WORK, Key
+from laps_core.policy.pacer import Pacer
 from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Plan, Waiting
@@ -94,6 +95,10 @@ def _whole_chunk(self: Sizes, threshold: int) -> int:
     return self.budget
 
 
+def _at_once(self: Pacer, now: float, running: Any) -> float:
+    return now
+
+
 def _no_burst(self: Window, now: float, n: int = 1, blind_since: float | None = None) -> None:
     self._returning.add(n, now if blind_since is None else blind_since, now)
 
@@ -119,6 +124,7 @@ RULES = (
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
     ),
+    Rule("late decisions", "as soon as a batch runs", patches=[put(Pacer, "put_off", _at_once)]),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
     Rule(

@@ -7,6 +7,7 @@ are parked beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -68,6 +69,11 @@ class LapsCore:
         """Prompts that are begun and not done, the one in the slot first."""
         return InProgress([r for r in (slot, *self.parked) if r is not None])
 
+    @property
+    def in_flight(self) -> list[Flight]:
+        """Batches whose results are still to be processed, but for what is paused."""
+        return list(self._flights.values())
+
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
         """Return the lines of waiting requests, with this prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
@@ -85,7 +91,8 @@ class LapsCore:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back. `sent`:
         prompts that are done, and are being fetched."""
         short, long, begun = lines
-        self.pacer.arrived(now, self.classes.new_shorts)
+        running = self.in_flight if paused is None and self.decode is None else []
+        self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
         plan = self.pacer.plan(
@@ -96,6 +103,7 @@ class LapsCore:
             paused=paused,
             lacking=self.lacking,
             drains=self._drains(frees_memory, sent) if self.lacking else None,
+            free_s=self.pacer.free_s(now, running) if running else -math.inf,
         )
         if self.decode is None:
             return plan
@@ -119,8 +127,15 @@ class LapsCore:
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""
-        self.pacer.arrived(now, 0)
+        self.pacer.arrived(now, 0, busy=bool(self._flights) and self.decode is None)
         self.pacer.nothing_waits()
+
+    def look(self, now: float, queue: list[Req]) -> float:
+        """Look at what waits while a batch runs; until when the decision on the next one is put off."""
+        self.classes.views(queue)
+        shorts, self.classes.new_shorts = self.classes.new_shorts, 0
+        self.pacer.arrived(now, shorts, busy=True)
+        return self.pacer.put_off(now, self.in_flight)
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Return what is paused between two slices of `flight`, with `layers_left` of all `layers` to go."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
@@ -62,11 +63,16 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return made or super().get_prefill_adder_class()
 
     def ingest_requests(self, stop_at_pause: bool = False) -> Any:
-        """Receive requests. While a short batch is held back the overlap loop is told that something came, or it
-        would not ask for a batch again before the one that runs is done."""
+        """Receive requests, as late as there is time to decide. While a short batch is held back the overlap loop is
+        told that something came, or it would not ask for a batch again before the one that runs is done."""
+        late = self.laps and self.laps.late
+        early = late.wait(partial(super().ingest_requests, stop_at_pause)) if late else []
         received = super().ingest_requests(stop_at_pause)
         if self.laps is None:
             return received
+        if late:
+            late.begins()
+            received = [*early, *received]
         self.laps.ranks.ingested(received)
         return received or ([None] if self.enable_overlap and self.laps.core.holding else received)
 
@@ -184,6 +190,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         begin = self.laps.marks and self.laps.marks.now()
         with self.laps.pauses.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
+        if self.laps.late and not flight.layers and not flight.within:
+            self.laps.late.launched()
         if self.laps.marks:
             flight.marks = begin, self.laps.marks.now()
         if self.laps.synchronous:

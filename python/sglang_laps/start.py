@@ -28,6 +28,7 @@ from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, mixes, why_not
 from sglang_laps.core import LapsCore
+from sglang_laps.late import Late
 from sglang_laps.marks import Marks
 from sglang_laps.pauses import Pauses
 from sglang_laps.quotes import QuotedCore
@@ -132,6 +133,9 @@ class Laps:
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)
         """Events by which times on the device are measured; None on a CPU."""
+        overlaps = scheduler.enable_overlap and not self.synchronous and ranks.stages == 1
+        self.late = Late(scheduler, self.core, ranks) if overlaps and alone and not colocated else None
+        """Puts off decisions, in the overlap loop of a prefill server; None elsewhere."""
         self.group = None if alone else self._group(scheduler, config, pacer, fits, cutter)
         """The common plan of data-parallel ranks; None if there is none."""
         self.together = {"on": alone is None, "why_not": alone}

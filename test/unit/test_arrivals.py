@@ -102,6 +102,13 @@ def test_where_no_group_tells_anything_it_is_tried() -> None:
     assert me.chance(9.0, 9.0 + 4 * MS, ROOM) == 1.0
 
 
+def test_a_group_that_is_to_come_is_likely_as_those_before_it_but_for_the_last() -> None:
+    me = taught((4, 4, 1 * MS), (4, 4, 3 * MS), (4, 0, 0.0))
+    assert [me.chance_of_next(2, ms * MS, ROOM) for ms in (0.5, 2.0, 4.0)] == [0.0, 0.5, 1.0]
+    assert me.chance_of_next(ROOM + 1, 4 * MS, ROOM) == 0.0
+    assert Groups(20 * MS).chance_of_next(2, 4 * MS, ROOM) == 0.0
+
+
 def test_a_client_that_comes_back_at_the_very_moment_has_come_back() -> None:
     me = taught((2, 2, 0.0))
     me.begin(9.0, 2)

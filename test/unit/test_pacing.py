@@ -10,7 +10,8 @@ from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.memory import HOLD_S
-from laps_core.policy.pacer import Pacer
+from laps_core.policy.pacer import SOONER, Pacer
+from laps_core.policy.predict import LAUNCHES
 from laps_core.policy.types import Paused, Plan, Running, Waiting
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
@@ -45,6 +46,39 @@ def test_no_deadline_comes_before_the_end_of_what_preempts() -> None:
     spend(me.gap, 1.0)
     launch(me, 1.0, plan)
     assert me.plan(1.1, shorts, longs).order == (LONG, SHORT)
+
+
+def test_a_decision_is_put_off_until_there_is_just_time_to_launch() -> None:
+    me, running = pacer(), Running(cls=LONG, shape=[(1000, 0)], started=5.0)
+    took_s = me.model.predict(running.shape)
+    assert took_s is not None
+    assert me.put_off(5.0, [running]) == 5.0, "no launch was timed"
+    for seconds in (2e-3, 5e-3, 3e-3):
+        me.sizes.launched(seconds)
+    assert me.put_off(5.0, [running]) == pytest.approx(5.0 + (1.0 - SOONER) * took_s - 5e-3)
+    assert me.put_off(5.0 + took_s, [running]) == 5.0 + took_s
+    assert me.put_off(5.0, []) == 5.0
+    unknown = pacer(known=False)
+    unknown.sizes.launched(1e-3)
+    assert unknown.put_off(5.0, [running]) == 5.0
+    for _ in range(LAUNCHES):
+        me.sizes.launched(1e-3)
+    assert me.sizes.lead_s == 1e-3, "what was slow once is forgotten"
+
+
+def test_what_is_found_after_a_batch_has_run_may_have_come_since_it_was_last_looked() -> None:
+    found: list[float | None] = []
+    me = pacer()
+
+    def arrived(now: float, n: int = 1, since: float | None = None) -> None:
+        found.append(since)
+
+    me.window.arrived = arrived  # type: ignore[method-assign]
+    me.arrived(1.0, 1)
+    me.arrived(2.0, 1, busy=True)
+    me.arrived(3.0, 1)
+    me.arrived(4.0, 1)
+    assert found == [None, None, 2.0, None]
 
 
 def test_the_device_is_free_once_all_that_it_was_given_has_run() -> None:

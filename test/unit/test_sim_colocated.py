@@ -123,7 +123,7 @@ def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch)
     carried = serve(Serving(LAPS), trace, profile)
     monkeypatch.setattr(Decode, "rows_s", lambda *_: math.inf)
     apart = serve(Serving(LAPS), trace, profile)
-    assert carried.rate > 1.03 * apart.rate
+    assert carried.rate > 1.02 * apart.rate
     assert carried.ttft[carried.short].mean() < apart.ttft[apart.short].mean()
 
 

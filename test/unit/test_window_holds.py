@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.policy.hold import PAYS, SIGMA_S
+from laps_core.policy.hold import PAYS, SIGMA_S, Window
+from laps_core.policy.types import Plan
 from windows import (
     FIXED_S,
     MS,
     TICK,
     TOKEN_S,
+    TOLD,
     Predict,
     about,
     ask,
@@ -95,6 +97,29 @@ def test_clients_are_waited_for_no_longer_than_it_saves_or_a_deadline_allows() -
 def test_nothing_is_held_while_no_step_can_be_predicted() -> None:
     window, now = closed_loop(4)
     assert ask(window, now, [short(now)], predict=lambda _: None) == left((0,), "idle")
+
+
+def test_two_groups_that_take_turns_become_one() -> None:
+    window, now = closed_loop(4)
+    TOLD.now = predict
+    window.arrived(now + 1 * MS, 4)
+    window.dispatched(now + 1 * MS, 4, 0.0, "idle")
+    now, free_s = now + 5 * MS, now + 10 * MS
+    waiting = [short(now)] * 3
+
+    def ask_late(window: Window, slack_s: float = 1.0, lead_s: float = 3 * MS) -> Plan:
+        due = [short(now, deadline=free_s + predict([(100, 0)] * 3) + slack_s), *waiting[1:]]
+        return window.decide(now, due, token_budget=8192, free_s=free_s, lead_s=lead_s)
+
+    assert ask_late(window) == held(about(free_s)), "the others are back 1 ms after that"
+    assert ask_late(window, lead_s=FIXED_S - 1 * MS).picked == (0, 1, 2), "the launch would cost as much"
+    assert ask_late(window, slack_s=0.5 * MS).picked == (0, 1, 2), "a deadline would be missed"
+    assert window.decide(now, waiting, token_budget=8192).picked == (0, 1, 2), "nothing runs"
+    five = [short(now)] * 5
+    assert window.decide(now, five, token_budget=8192, free_s=free_s).picked == (0, 1, 2, 3, 4), "not all find room"
+    off = made(LapsConfig(wait_window_ms=0.0))
+    off.dispatched(now, 4, 0.0, "idle")
+    assert off.decide(now, waiting, token_budget=8192, free_s=free_s).picked == (0, 1, 2)
 
 
 def test_clients_who_come_at_an_unknown_time_are_waited_for_as_long_as_it_pays() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _REMEMBERED = 24
@@ -70,11 +71,18 @@ class Groups:
         if now - self.at_s > self._horizon_s:
             return 0.0
         *earlier, group = self._groups
+        return self._chance(earlier, group, until - group.at_s, room)
+
+    def chance_of_next(self, size: int, within_s: float, room: int) -> float:
+        """Return how likely a group that is to come, of this size, is there so soon after its event (0..1)."""
+        return self._chance(list(self._groups)[:-1], _Group(0.0, size), within_s, room)
+
+    @staticmethod
+    def _chance(earlier: Sequence[_Group], group: _Group, by_s: float, room: int) -> float:
         share = group.came / group.size
         alike = [g for g in earlier if g.came >= share * g.size]
         if not alike or group.size - group.came > room:
             return 0.0
-        by_s = until - group.at_s
         on = [g for g in alike if round(g.came * group.size / g.size) > group.came]
         complete = sum(g.seen_s < by_s for g in on)
         told = len(alike) - len(on) + sum(g.last_s >= by_s for g in on) + complete

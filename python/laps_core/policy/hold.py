@@ -53,8 +53,8 @@ class Window:
         self._cap = config.wait_max_batch
         self._returning, self._following = Groups(self._w_max_s), Groups(self._w_max_s)
         self._waiting = 0
-        self._started: deque[float] = deque(maxlen=8)
-        """When each batch that runs has started."""
+        self._started: deque[tuple[float, int]] = deque(maxlen=8)
+        """When each batch that runs has started, and its depth."""
         self._service_s = 0.0
         self._held_since = math.inf
         """Infinite while nothing is held."""
@@ -81,7 +81,7 @@ class Window:
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
-        self._started.append(now)
+        self._started.append((now, depth))
         self._waiting = max(0, self._waiting - depth)
         self._held_since = math.inf
         self._statistics.left(depth, waited_s, reason, late)
@@ -90,7 +90,7 @@ class Window:
         """A batch of ``n`` short requests is done; call it before its clients can know."""
         self._returning.begin(now, max(1, n))
         if self._started:
-            took = now - self._started.popleft()
+            took = now - self._started.popleft()[0]
             self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
 
     def nothing_waits(self) -> None:
@@ -100,12 +100,22 @@ class Window:
 
     # -- decisions
 
-    def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, contended: bool = False) -> Plan:
+    def decide(
+        self,
+        now: float,
+        shorts: Sequence[Waiting],
+        *,
+        token_budget: int,
+        contended: bool = False,
+        free_s: float = -math.inf,
+        lead_s: float = 0.0,
+    ) -> Plan:
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
 
         ``shorts``: all that wait (not empty), in the order to serve them. ``token_budget``: new tokens one batch may
         hold; the first request is taken whatever its size. ``contended``: long work waits or is paused, so that nothing
-        is held.
+        is held. ``free_s``: when the device will be free of what runs; ``lead_s``: how long a launch takes, which is
+        hidden until then.
         """
         self._waiting = len(shorts)
         picked, room = [0], token_budget - shorts[0].tokens
@@ -121,6 +131,8 @@ class Window:
             held = (max(held_since, s.since_s) - now for s in shorts)
             slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
             verdict = self._judge(now, shorts, picked, slack, token_budget)
+            if verdict == "idle" and self._next_pays(now, shorts, len(picked), slack, free_s, lead_s):
+                verdict = free_s
         if isinstance(verdict, str):
             late = sum(slacks[i] < 0.0 for i in picked)
             return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))
@@ -162,15 +174,26 @@ class Window:
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float:
         """Until when to wait, no longer than ``last``; ``now`` if waiting does not pay."""
-        here = [(s.tokens, s.history) for s in shorts]
-        apart_s, together_s = self._predict(here), self._predict(here * 2)
-        if apart_s is None or together_s is None:
-            return now
-        saved_s = 2.0 * apart_s - together_s
-        until = min(last, since + PAYS * saved_s)
+        until = min(last, since + PAYS * self._saved_s(shorts))
         # While a batch runs, who follows the first of a burst follows those in it.
         groups = (self._returning,) if self._started else (self._returning, self._following)
         return until if any(g.chance(now, until, self._cap - k) > PAYS for g in groups) else now
+
+    def _next_pays(
+        self, now: float, shorts: Sequence[Waiting], k: int, slack: float, free_s: float, lead_s: float
+    ) -> bool:
+        """Return True if these are to wait for the clients of the short batch that runs: two groups that take turns
+        become one."""
+        if self._w_max_s == 0.0 or self._fixed or not self._started or free_s <= now:
+            return False
+        within_s = min(self._w_max_s, PAYS * (self._saved_s(shorts) - lead_s), now + slack - SIGMA_S - free_s)
+        return within_s > 0.0 and self._returning.chance_of_next(self._started[-1][1], within_s, self._cap - k) > PAYS
+
+    def _saved_s(self, shorts: Sequence[Waiting]) -> float:
+        """Return what one batch saves that replaces two like these (seconds); -infinity if unknown."""
+        here = [(s.tokens, s.history) for s in shorts]
+        apart_s, together_s = self._predict(here), self._predict(here * 2)
+        return -math.inf if apart_s is None or together_s is None else 2.0 * apart_s - together_s
 
     def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int) -> list[float]:
         """Per request: deadline - now - service of the whole batch; infinite without a deadline (seconds).

@@ -29,6 +29,9 @@ from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
 
+SOONER = 0.1
+"""Share of its predicted time by which a batch may end before it."""
+
 
 class Pacer:
     """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens.
@@ -81,12 +84,13 @@ class Pacer:
 
     # -- one decision
 
-    def arrived(self, now: float, shorts: int) -> None:
-        """`shorts` short requests were found waiting for the first time; call it every round."""
+    def arrived(self, now: float, shorts: int, *, busy: bool = False) -> None:
+        """`shorts` short requests were found waiting for the first time; call it every round. `busy`: a batch runs, and
+        its result is waited for before anybody looks again."""
         self.model.settle()
         if shorts:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
-        self._seen_s, self._blind = now, False
+        self._seen_s, self._blind = now, busy
 
     def nothing_waits(self) -> None:
         """Neither class has work; ``plan`` need not be asked."""
@@ -103,19 +107,21 @@ class Pacer:
         paused: Paused | None = None,
         lacking: bool = False,
         drains: ClassName | None = SHORT,
+        free_s: float = -math.inf,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order.
 
         `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by the
         classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when last
         tried. `drains`: class of the work under way that will free memory, long before short; None = there is none.
+        `free_s`: when the device will be free of what runs.
         """
         self._threshold.update(now, self.model.boundary)
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
             self.guard.none_waits()
-            return self._shorts(now, shorts, self.sizes.budget)
+            return self._shorts(now, shorts, self.sizes.budget, free_s=free_s)
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
         # Without slices short requests share the step of a chunk, which is left half of it.
         starts = paused is None and bool(self.sizes.layers)
@@ -152,11 +158,15 @@ class Pacer:
             return plan
         return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not back else (LONG, SHORT))
 
-    def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False) -> Plan:
+    def _shorts(
+        self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False, free_s: float = -math.inf
+    ) -> Plan:
         """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
         if not shorts:
             return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
-        plan = self.window.decide(now, shorts, token_budget=budget, contended=contended)
+        plan = self.window.decide(
+            now, shorts, token_budget=budget, contended=contended, free_s=free_s, lead_s=self.sizes.lead_s
+        )
         account = plan.account._replace(contended=contended)
         return plan._replace(order=() if contended else plan.order, threshold=self.threshold_tokens, account=account)
 
@@ -210,6 +220,14 @@ class Pacer:
             begin = max(end, now if batch.started is None else batch.started)
             end = begin + batch.paused_s + (self.model.predict(batch.shape) or 0.0)
         return max(now, end)
+
+    def put_off(self, now: float, running: Sequence[Running]) -> float:
+        """Put off the decision on what follows these batches: until when it returns, as late as the device stays busy,
+        for what comes meanwhile is taken along. `now` while no launch or no step time is known."""
+        took_s = self.model.predict(running[-1].shape) if running else None
+        if took_s is None or not self.sizes.lead_s:
+            return now
+        return max(now, self.free_s(now, running) - self.sizes.lead_s - SOONER * took_s)
 
     def decoded(self, begin: float, end: float, below: Running | None) -> None:
         """A decode step had the device, in a pause of `below` or between two batches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from laps_core.config import ConfigError
@@ -18,6 +19,8 @@ BATCH_TOKENS = 16384
 """SGLang's default for --max-prefill-tokens."""
 REMEMBERED = 4096
 """Predicted times that are kept."""
+LAUNCHES = 16
+"""Latest launches of which the longest counts."""
 PAUSES = 0.02
 """Share of a pass that its pauses may cost: where they cost more, slices are longer than ``slice_ms``."""
 LONGEST_SLICE = 16.0
@@ -59,12 +62,22 @@ class Sizes:
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self.pause_s = 0.0
         """Time that a pause costs a pass; 0 = not known, or the device computes meanwhile."""
+        self._leads: deque[float] = deque(maxlen=LAUNCHES)
         self._slice_s = slice_s
         self._alone: dict[tuple[int, int], float] = {}
         self._alone_by: object = None
         """The coefficients that those were predicted with."""
 
+    def launched(self, seconds: float) -> None:
+        """From a decision until its batch, in one piece, was launched, the host took so long."""
+        self._leads.append(seconds)
+
     # -- times
+
+    @property
+    def lead_s(self) -> float:
+        """Longest time from a decision until its batch is launched; 0 = not known."""
+        return max(self._leads, default=0.0)
 
     @property
     def fixed_s(self) -> float | None:

@@ -59,6 +59,10 @@ class StockColocated:
         self._left, self._joining = self._interval, batch.ending
         return streams.step(batch) if self._mixed and streams.count else batch
 
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See stock.Scheduler."""
+        return now
+
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
         if batch.parts:
@@ -87,6 +91,10 @@ class LapsColocated(Laps):
         if isinstance(said, Batch) and said.running is not None and not said.running.within:
             self._joining = said.ending
         return said
+
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See stock.Scheduler: at once, or a decode step would be late."""
+        return now
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)

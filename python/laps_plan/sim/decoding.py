@@ -57,6 +57,10 @@ class DecodeOnly:
         self._joining = []
         return decode_step(self._streams, self._device)
 
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See stock.Scheduler."""
+        return now
+
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
 

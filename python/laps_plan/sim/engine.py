@@ -38,8 +38,9 @@ class Server:
     """One prefill server: its scheduler, its device, the host's time around both.
 
     Without ``overlap`` the scheduler process decides, prepares the step, waits for the device, answers, decides again.
-    With it, SGLang's default, it launches a step, decides on the one that follows and launches that, and only then
-    waits for the first and answers. Where nothing follows it waits at once, and sees what comes meanwhile afterwards.
+    With it, SGLang's default, it launches a step, decides on the one that follows and launches that, as soon as it can
+    or as late as the scheduler says, and only then waits for the first and answers. Where nothing follows it waits at
+    once, and sees what comes meanwhile afterwards.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Server:
         self._running = True
         launched = self._launch(now, batch)
         if self._overlap:
-            self._events.at(launched + self._poll_s, self._decide, batch)
+            self._events.at(self.scheduler.decides_s(launched + self._poll_s, batch), self._decide, batch)
         else:
             self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
 
@@ -147,7 +148,7 @@ class Server:
         self._tell(now + self._reply_s, batch)
         following, self._following = self._following, None
         if following is not None:
-            self._events.at(now + self._poll_s, self._decide, following)
+            self._events.at(self.scheduler.decides_s(now + self._poll_s, following), self._decide, following)
             return
         # Where the host is a slice ahead it has looked while the slice ran.
         ready = self._ahead and batch.seconds is not None and not batch.parts

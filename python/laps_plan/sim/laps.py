@@ -5,6 +5,7 @@ The decisions are those of ``laps_core.policy.pacer.Pacer`` and the policies bel
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -58,6 +59,8 @@ class Laps:
         self.pacer = pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
         if self._layers and device is not None:
             self.pacer.sizes.launch_s = device.profile.slices_launch_s
+        if device is not None:
+            self.pacer.sizes.launched(device.profile.launch_s + device.profile.step_host_s)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -76,6 +79,8 @@ class Laps:
         self._then: Batch | None = None
         """Batch that runs after the slice that was launched before the decision."""
         self._fresh = 0
+        self._free_s = -math.inf
+        """When the device will be free of the batch that runs."""
         self.waiting_tokens = 0
 
     def add(self, request: Request, now: float) -> None:
@@ -104,7 +109,7 @@ class Laps:
         if self._memory is not None:
             self._memory.settle(now)
         fresh, self._fresh = self._fresh, 0
-        pacer.arrived(now, fresh)
+        pacer.arrived(now, fresh, busy=self._free_s > now)
         if not (self._short or self._long or under_way):
             pacer.nothing_waits()
             return None
@@ -120,7 +125,8 @@ class Laps:
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
-        plan = pacer.plan(now, shorts, lines, paused=paused, lacking=self._lacking, drains=self._drains())
+        drains, free_s = self._drains(), self._free_s
+        plan = pacer.plan(now, shorts, lines, paused=paused, lacking=self._lacking, drains=drains, free_s=free_s)
         plan = self._turn(now, plan, shorts, lines, paused)
         said = self._carry_out(now, plan, longs)
         if plan.threshold != self._threshold:
@@ -194,6 +200,17 @@ class Laps:
         # What goes on needs no preparation.
         batch.seconds, batch.whole, batch.running, batch.prepared = slice_s, sliced, sliced.running, True
         return batch
+
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See stock.Scheduler. A pass in slices is launched slice by slice, until shortly before its end."""
+        running = batch.running
+        if running is None or running.within or batch.seconds is not None:
+            return now
+        fresh, self._fresh = self._fresh, 0
+        self.pacer.arrived(now, fresh, busy=True)
+        running.started = batch.begin if running.started is None else running.started
+        self._free_s = self.pacer.free_s(now, [running])
+        return self.pacer.put_off(now, [running])
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""

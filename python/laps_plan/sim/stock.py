@@ -25,6 +25,10 @@ class Scheduler(Protocol):
     def next(self, now: float) -> Batch | float | None:
         """A batch to run, the time to ask again unless something comes before, or None: nothing to do."""
 
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """When what follows a running batch is decided, in the overlap loop."""
+        return now
+
     def finished(self, batch: Batch, now: float) -> None:
         """Process the results of a batch at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
 
@@ -67,6 +71,10 @@ class Stock:
             request.started = now
             room -= self._take(request, room, parts, ending)
         return Batch(parts, ending) if parts else None
+
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See Scheduler: at once."""
+        return now
 
     def finished(self, batch: Batch, now: float) -> None:
         """See Scheduler."""
