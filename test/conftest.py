@@ -19,7 +19,7 @@ from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, start
 
 from benchmark.rig import servers
 
-PORTS = 17_760
+PORTS = 17_280
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
 """Test files that start several servers."""
@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("laps")
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    low = PORTS + 1920 * (worker % 2)
-    servers.PORTS = (low, low + 1920)
+    low = PORTS + 1440 * (worker % 3)
+    servers.PORTS = (low, low + 1440)
 
 
 def scope(nodeid: str) -> str:

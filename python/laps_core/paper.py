@@ -14,7 +14,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.hold import Predict, Window
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.types import Plan, Waiting
+from laps_core.policy.types import Plan, Running, Waiting
 
 W_MIN_S = 0.5e-3
 """W_min: a window is never shorter (seconds)."""
@@ -115,6 +115,10 @@ class PaperPacer(Pacer):
         both = both._replace(held="", account=both.account._replace(oldest=True, until_s=math.inf))
         # Where the memory is missing for short requests, the long one goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
+
+    def put_off(self, now: float, running: Sequence[Running]) -> float:
+        """See Pacer: at once."""
+        return now
 
 
 def pacer(config: LapsConfig, **how: Any) -> Pacer:

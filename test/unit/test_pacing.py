@@ -73,7 +73,7 @@ def test_what_is_found_after_a_batch_has_run_may_have_come_since_it_was_last_loo
     def arrived(now: float, n: int = 1, since: float | None = None) -> None:
         found.append(since)
 
-    me.window.arrived = arrived  # type: ignore[method-assign]
+    me.window.arrived = arrived  # type: ignore[assignment, method-assign]
     me.arrived(1.0, 1)
     me.arrived(2.0, 1, busy=True)
     me.arrived(3.0, 1)

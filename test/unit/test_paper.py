@@ -9,6 +9,7 @@ from laps_core.paper import W_MIN_S, PaperPacer, Rate, pacer
 from laps_core.policy.types import Running, Waiting
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.streams import Open
+from pacers import KNOWN
 from simulated import CHUNK, HOST, MIX
 
 W_S = 5e-3
@@ -56,6 +57,12 @@ def test_long_work_runs_during_the_window_and_short_requests_go_first_after_it()
     assert plan.order[0] == SHORT
     assert not plan.mixed
     assert me.plan(1.1, [], begun).long.picked == (1,), "one prompt at a time"
+
+
+def test_what_follows_is_decided_at_once() -> None:
+    me = pacer(LapsConfig(preset="paper"), chunk_tokens=CHUNK, model=KNOWN.model())
+    me.sizes.launched(1e-3)
+    assert me.put_off(1.0, [Running(cls=LONG, shape=[(1000, 0)], started=1.0)]) == 1.0
 
 
 def test_depth_and_window_follow_as_written() -> None:
