@@ -222,8 +222,8 @@ class Pacer:
         return max(now, end)
 
     def put_off(self, now: float, running: Sequence[Running]) -> float:
-        """Put off the decision on what follows these batches: until when it returns, as late as the device stays busy,
-        for what comes meanwhile is taken along. `now` while no launch or no step time is known."""
+        """Until when the decision on what follows these batches is put off: as late as the device stays busy, for what
+        comes meanwhile is taken along. `now` while no launch or no step time is known."""
         took_s = self.model.predict(running[-1].shape) if running else None
         if took_s is None or not self.sizes.lead_s:
             return now
