@@ -91,7 +91,8 @@ class LapsCore:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back. `sent`:
         prompts that are done, and are being fetched."""
         short, long, begun = lines
-        running = self.in_flight if paused is None and self.decode is None else []
+        # Launches are timed where decisions are put off, so that one batch runs at most.
+        running = self.in_flight if paused is None and self.pacer.sizes.lead_s else []
         self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
@@ -127,7 +128,7 @@ class LapsCore:
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""
-        self.pacer.arrived(now, 0, busy=bool(self._flights) and self.decode is None)
+        self.pacer.arrived(now, 0, busy=bool(self._flights and self.pacer.sizes.lead_s))
         self.pacer.nothing_waits()
 
     def look(self, now: float, queue: list[Req]) -> float:
