@@ -28,6 +28,7 @@ from benchmark.sim.loads import offer
 PATIENCE_S = 60.0
 CLIENTS = 32
 LONGER = (1, 2, 4)
+"""Times as long as asked, of one attempt after the other to run a closed loop."""
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
 SLO_FACTOR = 10.0

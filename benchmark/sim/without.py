@@ -12,6 +12,7 @@ from unittest import mock
 from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
+from laps_core.paper import PaperPacer
 from laps_core.policy import batching, exchange, fairness, order, preemption
 from laps_core.policy.fairness import Gap
 from laps_core.policy.hold import Window
@@ -95,10 +96,6 @@ def _whole_chunk(self: Sizes, threshold: int) -> int:
     return self.budget
 
 
-def _at_once(self: Pacer, now: float, running: Any) -> float:
-    return now
-
-
 def _no_burst(self: Window, now: float, n: int = 1, blind_since: float | None = None) -> None:
     self._returning.add(n, now if blind_since is None else blind_since, now)
 
@@ -124,7 +121,7 @@ RULES = (
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
     ),
-    Rule("late decisions", "as soon as a batch runs", patches=[put(Pacer, "put_off", _at_once)]),
+    Rule("late decisions", "as soon as a batch runs", patches=[put(Pacer, "put_off", PaperPacer.put_off)]),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
     Rule(

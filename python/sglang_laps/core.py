@@ -7,7 +7,6 @@ are parked beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -91,8 +90,7 @@ class LapsCore:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back. `sent`:
         prompts that are done, and are being fetched."""
         short, long, begun = lines
-        # Launches are timed where decisions are put off, so that one batch runs at most.
-        running = self.in_flight if paused is None and self.pacer.sizes.lead_s else []
+        running = self._running() if paused is None else []
         self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
@@ -104,17 +102,17 @@ class LapsCore:
             paused=paused,
             lacking=self.lacking,
             drains=self._drains(frees_memory, sent) if self.lacking else None,
-            free_s=self.pacer.free_s(now, running) if running else -math.inf,
+            free_s=self.pacer.free_s(now, running),
         )
         if self.decode is None:
             return plan
         # The overlap loop asks while a batch runs: what is decided begins when that ends.
-        begins_s = now if paused is not None else self.pacer.free_s(now, self._flights.values())
+        begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
         """Return the class of the work that will give memory back, long before short; None if there is none."""
-        flights = (*self._flights.values(), *self.under_way)
+        flights = (*self.in_flight, *self.under_way)
         if self.parked or any(flight.cls == LONG for flight in flights):
             return LONG
         if any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent):
@@ -128,8 +126,13 @@ class LapsCore:
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""
-        self.pacer.arrived(now, 0, busy=bool(self._flights and self.pacer.sizes.lead_s))
+        self.pacer.arrived(now, 0, busy=bool(self._running()))
         self.pacer.nothing_waits()
+
+    def _running(self) -> list[Flight]:
+        """Batches that run while the next one is decided: one at most, where decisions are put off, for there launches
+        are timed; none elsewhere."""
+        return self.in_flight if self.pacer.sizes.lead_s else []
 
     def look(self, now: float, queue: list[Req]) -> float:
         """Look at what waits while a batch runs; until when the decision on the next one is put off."""

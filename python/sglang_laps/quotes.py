@@ -97,7 +97,7 @@ class QuotedCore(LapsCore):
         for flight in self.under_way:
             spent_s = 0.0 if flight.started is None else now - flight.started - flight.paused_s
             left.append(max(0.0, (self.pacer.model.predict(flight.shape) or 0.0) - spent_s))
-        running = self._flights.values()
+        running = self.in_flight
         return Device(self.pacer.free_s(now, running) - now if running else 0.0, tuple(left))
 
 

@@ -184,7 +184,7 @@ class Window:
     ) -> bool:
         """Return True if these are to wait for the clients of the short batch that runs: two groups that take turns
         become one."""
-        if self._w_max_s == 0.0 or self._fixed or not self._started or free_s <= now:
+        if self._fixed or not self._started or free_s <= now:
             return False
         within_s = min(self._w_max_s, PAYS * (self._saved_s(shorts) - lead_s), now + slack - SIGMA_S - free_s)
         return within_s > 0.0 and self._returning.chance_of_next(self._started[-1][1], within_s, self._cap - k) > PAYS

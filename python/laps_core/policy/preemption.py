@@ -50,8 +50,7 @@ class Preemption:
         """The plan, with the short batch in the step of the long one if it finds room there, and that pays."""
         sizes, joining = self._sizes, sum(self._sizes.whole_units(w.tokens) for w in picked)
         batch = [longs[i] for i in plan.long.picked]
-        tokens = sum(w.tokens for w in batch)
-        if tokens + joining > sizes.budget:
+        if sum(w.tokens for w in batch) + joining > sizes.budget:
             return plan
         later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_s(now)))
         saved_s = sizes.fixed_s or 0.0
@@ -60,7 +59,7 @@ class Preemption:
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
         if gained < 0.0 or self.misses(now, picked, later_s):
             return plan
-        return self._longs.cut(plan, longs, plan.long.picked, tokens, joining)._replace(mixed=True)
+        return self._longs.cut(plan, longs, plan.long.picked, sizes.budget, joining)._replace(mixed=True)
 
     def add_overtaking(
         self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,

@@ -16,11 +16,11 @@ from laps_plan.sim.decoding import decode_step
 from laps_plan.sim.device import Device
 from laps_plan.sim.laps import Laps
 from laps_plan.sim.request import Batch, Request
-from laps_plan.sim.stock import POLICIES
+from laps_plan.sim.stock import POLICIES, AtOnce
 from laps_plan.sim.streams import Streams
 
 
-class StockColocated:
+class StockColocated(AtOnce):
     """SGLang's policies. ``interval``: decode steps after each prefill batch (``--prefill-decode-interval``);
     ``mixed``: a chunk and a decode step are one (``--enable-mixed-chunk``)."""
 
@@ -59,18 +59,15 @@ class StockColocated:
         self._left, self._joining = self._interval, batch.ending
         return streams.step(batch) if self._mixed and streams.count else batch
 
-    def decides_s(self, now: float, batch: Batch) -> float:
-        """See stock.Scheduler."""
-        return now
-
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
         if batch.parts:
             self._policy.finished(batch, now)
 
 
-class LapsColocated(Laps):
-    """LAPS: decode steps, and short batches whose requests then stream along, in the pauses of long batches."""
+class LapsColocated(AtOnce, Laps):
+    """LAPS: decode steps, and short batches whose requests then stream along, in the pauses of long batches. It decides
+    at once, or a decode step would be late."""
 
     def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, device: Device) -> None:
         super().__init__(config, chunk, model, device=device)
@@ -91,10 +88,6 @@ class LapsColocated(Laps):
         if isinstance(said, Batch) and said.running is not None and not said.running.within:
             self._joining = said.ending
         return said
-
-    def decides_s(self, now: float, batch: Batch) -> float:
-        """See stock.Scheduler: at once, or a decode step would be late."""
-        return now
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)

@@ -8,7 +8,7 @@ from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, Server
 from laps_plan.sim.fleet import LeastLoad, Plain
 from laps_plan.sim.request import Batch, Request
-from laps_plan.sim.stock import Scheduler
+from laps_plan.sim.stock import AtOnce, Scheduler
 from laps_plan.sim.streams import Streams, TokenLog
 
 
@@ -39,7 +39,7 @@ class DecodingServer(Server):
         self.ended(reply, request)
 
 
-class DecodeOnly:
+class DecodeOnly(AtOnce):
     """The scheduler of a server that only decodes."""
 
     def __init__(self, device: Device) -> None:
@@ -56,10 +56,6 @@ class DecodeOnly:
         self._streams.join(self._joining)
         self._joining = []
         return decode_step(self._streams, self._device)
-
-    def decides_s(self, now: float, batch: Batch) -> float:
-        """See stock.Scheduler."""
-        return now
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""

@@ -33,7 +33,15 @@ class Scheduler(Protocol):
         """Process the results of a batch at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
 
 
-class Stock:
+class AtOnce:
+    """Decides on the next batch as soon as one runs, as SGLang does."""
+
+    def decides_s(self, now: float, batch: Batch) -> float:
+        """See Scheduler."""
+        return now
+
+
+class Stock(AtOnce):
     """Base of all stock policies; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
 
     def __init__(self, chunk: int | None) -> None:
@@ -71,10 +79,6 @@ class Stock:
             request.started = now
             room -= self._take(request, room, parts, ending)
         return Batch(parts, ending) if parts else None
-
-    def decides_s(self, now: float, batch: Batch) -> float:
-        """See Scheduler: at once."""
-        return now
 
     def finished(self, batch: Batch, now: float) -> None:
         """See Scheduler."""
