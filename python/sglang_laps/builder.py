@@ -58,7 +58,7 @@ class Builder:
         self._loads: Any = replace(
             scheduler.load_inquirer,
             get_waiting_queue=lambda: scheduler.waiting_queue if self.adder is None else [],
-            get_chunked_req=lambda: core.in_progress(scheduler.chunked_req),
+            get_chunked_req=lambda: core.chunked.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
 

@@ -43,7 +43,7 @@ def why_not(scheduler: Scheduler) -> str | None:
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
     """KV tokens that prompts in progress and in paused batches will need for what they answer, as SGLang estimates it
     of those that are decoded already."""
-    begun = [*core.in_progress(scheduler.chunked_req).reqs, *(r for f in core.under_way for r in f.reqs)]
+    begun = [*core.chunked.in_progress(scheduler.chunked_req).reqs, *(r for f in core.under_way for r in f.reqs)]
     ratio = scheduler.new_token_ratio_tracker.current
 
     def tokens(req: Any) -> float:
@@ -81,7 +81,7 @@ class Colocated(Pauses):
 
     def retract_parked(self) -> None:
         """Prompts between two chunks begin anew: the server pauses for new weights, say."""
-        sched, parked = self._scheduler, self._core.take_parked()
+        sched, parked = self._scheduler, self._core.chunked.take_parked()
         if not parked:
             return
         retract_all(

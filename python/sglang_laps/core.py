@@ -1,8 +1,7 @@
 """The state of one scheduler under LAPS: who waits, who is in progress, what is on the device.
 
 It knows requests by a few of their fields, and SGLang not at all. ``Scheduler.waiting_queue`` stays the only list of
-waiting requests. ``Scheduler.chunked_req`` (here: the slot) holds the prompt whose chunk ran last; others in progress
-are parked beside it.
+waiting requests.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from laps_core.policy.pacer import Pacer
 from laps_core.policy.queues import changes, without
 from laps_core.policy.types import LOOKAHEAD, Paused, Plan
 
+from sglang_laps.chunked import Chunked, Req
 from sglang_laps.classes import Classes
-from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting
+from sglang_laps.flights import Flight, Lines, Part, Totals, as_waiting
 from sglang_laps.priority import Priority, as_paused
 
 
@@ -43,7 +43,7 @@ class LapsCore:
         self.started_s = now
         self.abandoned = 0
         """Batches that ended in a pause, for nobody waited for them any more."""
-        self.parked: list[Req] = []
+        self.chunked = Chunked()
         self.under_way: list[Flight] = []
         """Batches that are run in slices, the one that runs now last."""
         self.lacking = False
@@ -52,10 +52,7 @@ class LapsCore:
         """A short batch is held back, or other long prompts are to be looked at: the next round is not to wait."""
         self.decodes = False
         """A decode step goes first, or in the batch that is built, or else in its place."""
-        self.unsent = False
-        """The chunk that ran last was not sent yet."""
         self._next: Flight | None = None
-        self._aborted: list[Req] = []
         self._not_ready: list[Req] = []
         """Long prompts that the builder has passed over since the last batch, though there was memory: what the storage
         holds of them, or their adapter, is on its way."""
@@ -63,10 +60,6 @@ class LapsCore:
         self._flights: dict[int, Flight] = {}
 
     # -- decisions
-
-    def in_progress(self, slot: Req | None) -> InProgress:
-        """Prompts that are begun and not done, the one in the slot first."""
-        return InProgress([r for r in (slot, *self.parked) if r is not None])
 
     @property
     def in_flight(self) -> list[Flight]:
@@ -76,7 +69,7 @@ class LapsCore:
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
         """Return the lines of waiting requests, with this prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
-        begun = [r for r in self.in_progress(slot).reqs if id(r) not in below]
+        begun = [r for r in self.chunked.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
         long = self._priority.sort(views.long)
         if self._not_ready:
@@ -113,7 +106,7 @@ class LapsCore:
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
         """Return the class of the work that will give memory back, long before short; None if there is none."""
         flights = (*self.in_flight, *self.under_way)
-        if self.parked or any(flight.cls == LONG for flight in flights):
+        if self.chunked.parked or any(flight.cls == LONG for flight in flights):
             return LONG
         if any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent):
             return LONG
@@ -189,7 +182,7 @@ class LapsCore:
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
-        others = [r for r in self.in_progress(slot).reqs if r is not part.slot]
+        others = [r for r in self.chunked.in_progress(slot).reqs if r is not part.slot]
         return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self.page for r in others)
 
     def shown(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
@@ -213,8 +206,7 @@ class LapsCore:
         reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
             # Those that had no part in it are parked.
-            self.parked = [r for r in begun if r is not part.slot and r is not cut]
-            self.unsent = cut is not None
+            self.chunked.built([r for r in begun if r is not part.slot and r is not cut], cut)
         self.classes.batches += 1
         self._not_ready = []
         short: Collection[int] = range(len(reqs)) if part.cls == SHORT else ()
@@ -291,32 +283,3 @@ class LapsCore:
             yield
         finally:
             self.under_way.remove(flight)
-
-    # -- prompts in progress
-
-    def take_unsent(self) -> bool:
-        """Return True if the chunk that ran last was not sent yet; asked once."""
-        unsent, self.unsent = self.unsent, False
-        return unsent
-
-    def keep_parked(self, wanted: Callable[[Req], bool]) -> None:
-        """Drop parked prompts that nobody wants any more."""
-        self.parked = [r for r in self.parked if wanted(r)]
-
-    def unpark(self, req: Req) -> None:
-        """Drop a parked prompt that has ended."""
-        self.parked.remove(req)
-
-    def take_parked(self) -> list[Req]:
-        """Take all parked prompts: they begin anew."""
-        parked, self.parked = self.parked, []
-        return parked
-
-    def abort(self, rid: str, *, every: bool) -> None:
-        """Parked prompts with this prefix of an id, or all, end once it is safe."""
-        self._aborted += [r for r in self.parked if every or r.rid.startswith(rid)]
-
-    def aborted(self) -> list[Req]:
-        """Return the requests aborted since the last call."""
-        found, self._aborted = self._aborted, []
-        return found

@@ -9,10 +9,8 @@ from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.types import Running, Waiting
 from laps_core.receipts.ledger import Run
 
+from sglang_laps.chunked import Req
 from sglang_laps.classes import Tag
-
-Req = Any
-"""A request of SGLang's."""
 
 
 class Lines(NamedTuple):
@@ -46,23 +44,6 @@ class Part:
         leave, if they all run whole; None = any. `unit`, `page`: see LapsCore."""
         left = self.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in self.queue)
         return left // unit * unit if self.slot is not None and left >= unit else None
-
-
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """Prompts between two of their chunks, where SGLang looks for a batch, or for the one prompt in the slot."""
-
-    reqs: list[Req]
-
-    @property
-    def seqlen(self) -> int:
-        """Tokens of all of them."""
-        return sum(r.seqlen for r in self.reqs)
-
-    @property
-    def prefix_len(self) -> int:
-        """Tokens that are prefilled already."""
-        return sum(r.prefix_len for r in self.reqs)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Paused
 
-from sglang_laps.flights import Flight, Req, as_waiting
+from sglang_laps.chunked import Req
+from sglang_laps.flights import Flight, as_waiting
 
 
 class Priority:

@@ -16,9 +16,10 @@ from msgspec import to_builtins
 from sglang.srt.disaggregation.utils import is_aborted
 
 from sglang_laps import deadlines
+from sglang_laps.chunked import Req
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
-from sglang_laps.flights import Flight, Lines, Req, Totals
+from sglang_laps.flights import Flight, Lines, Totals
 
 
 class QuotedCore(LapsCore):
@@ -43,7 +44,7 @@ class QuotedCore(LapsCore):
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
         """See LapsCore."""
         found = super().lines(queue, slot)
-        begun = self.in_progress(slot).reqs
+        begun = self.chunked.in_progress(slot).reqs
         if len(self.quoter.backlog) > len(queue) + len(begun):
             # Some were aborted.
             self.quoter.backlog.keep({r.rid for r in (*queue, *begun)})

@@ -87,9 +87,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             if self.laps.ranks.stages > 1:
                 # SGLang's loop for pipelines does not: there an aborted prompt runs to its end.
                 self.process_pending_chunked_abort()
-            core = self.laps.core
-            core.keep_parked(self._laps_wanted)
-            sent = not core.take_unsent() and self.chunked_req is not None
+            chunked = self.laps.core.chunked
+            chunked.keep(self._laps_wanted)
+            sent = not chunked.take_unsent() and self.chunked_req is not None
             if sent and not self._laps_wanted(self.chunked_req):
                 self.chunked_req = None
         with self._laps_slot(None) if sent else nullcontext():
@@ -116,7 +116,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         batches: list[Any] = super()._collect_inflight_batches()
         if self.laps is None:
             return batches
-        return [*batches, *self.laps.pauses.in_flight(), self.laps.core.in_progress(self.chunked_req)]
+        return [*batches, *self.laps.pauses.in_flight(), self.laps.core.chunked.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
         """Return True if the adapter of a request finds a place, beside those that stay where they are."""
@@ -127,13 +127,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Nothing runs, waits, or is parked."""
         idle: bool = super().is_fully_idle(*args, **kwargs)
-        return idle if self.laps is None else idle and not (self.laps.core.parked or self.laps.core.under_way)
+        return idle if self.laps is None else idle and not (self.laps.core.chunked.parked or self.laps.core.under_way)
 
     def abort_request(self, recv_req: AbortReq) -> None:
         """Abort; of parked prompts too, each once it is safe."""
         super().abort_request(recv_req)
         if self.laps is not None:
-            self.laps.core.abort(recv_req.rid, every=recv_req.abort_all)
+            self.laps.core.chunked.abort(recv_req.rid, every=recv_req.abort_all)
 
     def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
         """Pause; where all that run are retracted, those that are parked are, too."""
@@ -158,17 +158,17 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def process_pending_chunked_abort(self) -> None:
         """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""
         super().process_pending_chunked_abort()
-        core = None if self.laps is None else self.laps.core
-        for req in core.aborted() if core else ():
+        chunked = None if self.laps is None else self.laps.core.chunked
+        for req in chunked.aborted() if chunked else ():
             if req is self.chunked_req:
                 self._pending_chunked_abort_req = req
                 super().process_pending_chunked_abort()
-            elif core and req in core.parked:
+            elif chunked and req in chunked.parked:
                 with self._laps_slot(req):
                     pending, self._pending_chunked_abort_req = self._pending_chunked_abort_req, req
                     super().process_pending_chunked_abort()
                     self._pending_chunked_abort_req = pending
-                core.unpark(req)
+                chunked.drop(req)
 
     # -- batches on the device
 
@@ -225,7 +225,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 # Launched behind others it began when they had ended.
                 flight.started = flight.done - self.laps.marks.seconds(*flight.marks)
         # It asks the slot whether a cut prompt goes on.
-        parked = flight is not None and flight.cut in core.parked
+        parked = flight is not None and flight.cut in core.chunked.parked
         receipts = self.laps.receipts
         slot = self._laps_slot(flight.cut) if parked and flight else nullcontext()
         with slot, nullcontext() if receipts is None else receipts.result_of(flight):

@@ -50,7 +50,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
     pacer = core.pacer
     seen = core.classes.seen(scheduler.waiting_queue, now)
     queues = {cls: _queue(tags, now) for cls, tags in seen.items()}
-    every = core.in_progress(scheduler.chunked_req).reqs
+    every = core.chunked.in_progress(scheduler.chunked_req).reqs
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
     model = pacer.model.coefficients
     load = Load(

@@ -85,11 +85,11 @@ def test_a_chunk_is_sent_once(parks: Any) -> None:
     one, other = optimistic(), optimistic()
     one.pending_bootstrap = other.pending_bootstrap = False
     me = parks(one, [other])
-    me.laps.core.unsent = True
+    me.laps.core.chunked.unsent = True
     batch = SimpleNamespace(batch_is_full=False)
     for _ in range(3):
         me.process_prefill_chunk(last_batch=None, running_batch=batch)
-        assert (me.sent, me.chunked_req, me.laps.core.parked) == ([one], one, [other])
+        assert (me.sent, me.chunked_req, me.laps.core.chunked.parked) == ([one], one, [other])
 
 
 class Aborts(Fields):
@@ -134,7 +134,7 @@ def test_parked_prompts_are_aborted_each_once_it_is_safe(
         me.process_pending_chunked_abort()
         assert [r.rid for r in me.ended] == ended
         assert [r.rid for r in me.in_progress] == left
-    assert (me.laps.core.aborted(), me._pending_chunked_abort_req) == ([], None)
+    assert (me.laps.core.chunked.aborted(), me._pending_chunked_abort_req) == ([], None)
 
 
 def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
@@ -142,9 +142,9 @@ def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mi
     held, parked = Request("P", done=9), Request("Q", done=9)
     me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
     me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
-    me.chunked_req, me.laps.core.parked = parked, [held]
+    me.chunked_req, me.laps.core.chunked.parked = parked, [held]
     me.process_pending_chunked_abort()
-    assert (me.ended, me.chunked_req, me.laps.core.parked) == ([parked], None, [held])
+    assert (me.ended, me.chunked_req, me.laps.core.chunked.parked) == ([parked], None, [held])
 
 
 def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monke
     me.running_batch = me.last_batch = None
     me.enable_continuous_input_polling = False
     assert [abort.rid for abort in me._poll_timeout_aborts()] == ["slot", "parked"]
-    me.laps.core.parked[0].to_finish = "an abort that waits until its chunk is done"
+    me.laps.core.chunked.parked[0].to_finish = "an abort that waits until its chunk is done"
     assert [abort.rid for abort in me._poll_timeout_aborts()] == ["slot"]
 
 
@@ -184,5 +184,5 @@ def test_the_load_counts_what_is_parked() -> None:
     me = Fields([Request("w", 70)], Request("P", 900, done=300), [Request("Q", 5000, done=1000)], loads=stock)
     assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70 + 600 + 4000
     assert me.load_inquirer._get_num_pending_tokens(chunk_deduct=100) == 70 + 600 + 4000 - 100
-    me.chunked_req, me.laps.core.parked = None, []
+    me.chunked_req, me.laps.core.chunked.parked = None, []
     assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70

@@ -199,7 +199,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any, quotes: bool) -> None
     pacer = Pacer(config, chunk_tokens=1024)
     classes = Classes(config, 256, untouchable, float)
     core = QuotedCore(config, pacer, classes, guaranteed=True, clock=float) if quotes else LapsCore(pacer, classes)
-    core.parked = [Request("Q", 700, done=600)]
+    core.chunked.parked = [Request("Q", 700, done=600)]
     fields: dict[str, Any] = {
         "laps_config": config,
         "tp_worker": SimpleNamespace(model_runner=SimpleNamespace()),

@@ -192,7 +192,7 @@ class Virtual:
                 self.now = min(at for at in events if at > self.now)
         self.process()
         begun = [] if self.chunked_req is None else [self.chunked_req]
-        for req in [*self.waiting_queue, *self.core.parked, *begun]:
+        for req in [*self.waiting_queue, *self.core.chunked.parked, *begun]:
             self.waits_s[req.cls].append(self.now - req.came_s)
 
 
@@ -208,5 +208,5 @@ def test_nobody_waits_for_ever(seed: int, adder: Callable[[int, int], Any], monk
     assert server.work_s >= 0.9 * load.long_share * SPAN_S, "its share of so short a time"
     assert max(server.waits_s[SHORT]) <= 2 * HOLD_S
     held = sum(r.seqlen for r in server.disagg_prefill_inflight_queue)
-    begun = [r for r in [server.chunked_req, *server.core.parked] if r is not None]
+    begun = [r for r in [server.chunked_req, *server.core.chunked.parked] if r is not None]
     assert server.cache.free == load.pool - held - sum(r.extend_end for r in begun)

@@ -34,7 +34,7 @@ def requests(*names: str) -> list[Any]:
 def core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
     classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
     me = LapsCore(Pacer(LapsConfig(), chunk_tokens=512, layers=28), classes, **more)
-    me.parked = list(parked)
+    me.chunked.parked = list(parked)
     return me
 
 

@@ -1,4 +1,4 @@
-"""The picture of the architecture names all packages, and files and folders that they have."""
+"""The picture of the architecture names all packages, and files and folders that they have; no file is long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ REPO = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src", REPO)
 PACKAGES = {"laps_core", "laps_plan", "laps_top", "sglang_laps", "laps_emulate", "sglang_router_laps", "benchmark"}
+LONGEST = 300
+"""Lines of a file."""
 
 
 def drawn() -> dict[str, list[str]]:
@@ -37,3 +39,11 @@ def test_rooms_in_the_picture_exist(package: str) -> None:
 def test_the_picture_is_in_the_document_and_readable_in_the_dark() -> None:
     assert "](architecture.svg)" in (REPO / "docs" / "ARCHITECTURE.md").read_text()
     assert "prefers-color-scheme: dark" in (REPO / "docs" / "architecture.svg").read_text()
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_no_file_is_long(package: str) -> None:
+    (folder,) = (root / package for root in ROOTS if (root / package).is_dir())
+    lines = {str(file.relative_to(folder)): len(file.read_text().splitlines()) for file in folder.rglob("*.py")}
+    assert lines
+    assert not {file: n for file, n in lines.items() if n > LONGEST}

@@ -228,8 +228,8 @@ def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
         me = core([parked])
         part = Part(LONG, [new], every[slot], 300, whole=False)
         me.built(part, batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
-        assert me.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
-        assert me.unsent == (cut is not None)
+        assert me.chunked.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
+        assert me.chunked.unsent == (cut is not None)
 
 
 def test_a_batch_of_whole_requests_parks_nobody() -> None:
@@ -237,7 +237,7 @@ def test_a_batch_of_whole_requests_parks_nobody() -> None:
     me = core([parked])
     me.built(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
     built = me.take_next()
-    assert (me.parked, me.unsent) == ([parked], False)
+    assert (me.chunked.parked, me.chunked.unsent) == ([parked], False)
     assert built is not None
     assert (built.layers, built.within, built.cut) == (0, False, None)
     assert me.take_next() is None
@@ -331,6 +331,6 @@ def test_a_result_finds_its_batch_once() -> None:
 )
 def test_parked_prompts_are_aborted_by_the_begin_of_their_id(rid: str, every: bool, ended: list[str]) -> None:
     me = core([Request(x, 900, done=9) for x in ("Q", "R", "RR")])
-    me.abort(rid, every=every)
-    assert [r.rid for r in me.aborted()] == ended
-    assert me.aborted() == []
+    me.chunked.abort(rid, every=every)
+    assert [r.rid for r in me.chunked.aborted()] == ended
+    assert me.chunked.aborted() == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice
 
 from laps_core.config import LapsConfig
@@ -19,23 +18,7 @@ from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.memory import Memory
-from laps_plan.sim.request import Batch, Request
-
-
-@dataclass
-class Sliced:
-    """A long batch that runs in slices."""
-
-    parts: list[tuple[Request, int, int]]
-    ending: list[Request]
-    running: Running
-    slices: list[float]
-    """Slices still to run (seconds), the last one first."""
-
-    @property
-    def left(self) -> int:
-        """How many are still to run."""
-        return len(self.slices)
+from laps_plan.sim.request import Batch, Request, Sliced
 
 
 class Laps:

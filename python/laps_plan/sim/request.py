@@ -1,4 +1,4 @@
-"""One simulated request, and the batch it runs in."""
+"""One simulated request, the batch it runs in, and its slices."""
 
 from __future__ import annotations
 
@@ -87,3 +87,19 @@ class Batch:
     """Streams that end with this step."""
     within: bool = False
     """A decode step while a batch is paused."""
+
+
+@dataclass(slots=True, eq=False)
+class Sliced:
+    """A long batch that runs in slices."""
+
+    parts: list[tuple[Request, int, int]]
+    ending: list[Request]
+    running: Running
+    slices: list[float]
+    """Slices still to run (seconds), the last one first."""
+
+    @property
+    def left(self) -> int:
+        """How many are still to run."""
+        return len(self.slices)
