@@ -4,7 +4,7 @@
     python -m benchmark.report --only headline,closed     # run these, use earlier results for the others
     python -m benchmark.report --from out/report          # run nothing
 
-The page lists failed and missing pieces. The README's table and picture are updated, too.
+The page lists failed and missing pieces. The README's tables and picture are updated, too.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         page.write(collected, args.out)
     except ValueError as e:
         p.error(str(e))
-    if page.HEADLINE in collected.pieces:
-        where, root = args.out.resolve(), args.readme.resolve().parent
-        near = str(where.relative_to(root)) if where.is_relative_to(root) else str(where)
-        content = page.headline(collected.pieces[page.HEADLINE][0], near)
-        args.readme.write_text(page.put(args.readme.read_text(), page.HEADLINE, content))
+    where, root = args.out.resolve(), args.readme.resolve().parent
+    near = str(where.relative_to(root)) if where.is_relative_to(root) else str(where)
+    for name, shown in page.IN_README.items():
+        if name in collected.pieces:
+            content = shown(collected.pieces[name][0], near)
+            args.readme.write_text(page.put(args.readme.read_text(), name, content))
     for name, why in collected.missing.items():
         say(f"missing: {name}: {why}")
     say(f"{len(collected.pieces)} pieces: {args.out / 'README.md'}")

@@ -13,10 +13,12 @@ import orjson
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.steps import Collected
 
-HEADLINE, BENCH = "headline", "bench.json"
-"""Piece shown in the README, between markers of its name; file with all ratios."""
+HEADLINE, EMULATED = "headline", "emulated"
+"""Pieces shown in the README, each between markers of its name."""
+BENCH = "bench.json"
+"""File with all ratios."""
 HEADLINE_FIGURES = 5
-"""Judged figures that the README counts."""
+"""Judged figures of each that the README counts."""
 PAGE_ONLY = ("short P99", "long P99", "tokens/s", "failed")
 """Columns of the headline's table that only the page shows."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
@@ -154,18 +156,37 @@ def brief(table: Table) -> Table:
     return replace(table, heads=[table.heads[i] for i in kept], rows=[[row[i] for i in kept] for row in table.rows])
 
 
+def judged_first(piece: Piece) -> list[Figure]:
+    """Return the figures that the README counts."""
+    return [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
+
+
+def emulated(piece: Piece, folder: str) -> str:
+    """Return the text between the README's markers: the first judged figures; ``folder``: path of the page from
+    there."""
+    rows = [(f.name, value(f), f.bar, TOLD[f.met]) for f in judged_first(piece)]
+    table = grid(Table("", ("", f"[measured]({folder}/README.md#{piece.name})", "bar", ""), rows))
+    return f"{table}\n\nIn brackets the interval over {piece.figures[0].rounds} rounds."
+
+
 def headline(piece: Piece, folder: str) -> str:
     """Return the text between the README's markers: the piece's first table, shortened, how many of its first bars are
-    met, each of them that is missed, its pictures, and the first sentence of its text; ``folder``: path of the page
-    from there."""
-    judged_first = [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
-    missed = [f for f in judged_first if not f.met]
-    count = f"{len(judged_first) - len(missed)} of {len(judged_first)} bars are met." + (" Missed:" if missed else "")
+    met, each of them that is missed, its pictures, and the first sentence of its text; ``folder``: as for
+    ``emulated``."""
+    judged_figures = judged_first(piece)
+    missed = [f for f in judged_figures if not f.met]
+    count = f"{len(judged_figures) - len(missed)} of {len(judged_figures)} bars are met." + (
+        " Missed:" if missed else ""
+    )
     lines = [markdown(brief(piece.tables[0])), count, *([judged(missed)] if missed else [])]
     lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
     load = piece.text.split(". ")[0].rstrip(".")
     lines.append(f"{load}. `./run bench` measures it again; method and more figures: [the report]({folder}/README.md).")
     return "\n\n".join(lines)
+
+
+IN_README = {EMULATED: emulated, HEADLINE: headline}
+"""How each piece in the README is shown."""
 
 
 def put(text: str, name: str, content: str) -> str:

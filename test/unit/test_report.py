@@ -20,7 +20,8 @@ from benchmark.rig import servers
 from benchmark.rig.model import REPO
 
 BEGIN, END = page.markers(page.HEADLINE)
-README = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+EMULATED = "\n".join(page.markers(page.EMULATED))
+README = f"before\n{EMULATED}\n{BEGIN}\nold\n{END}\nafter\n"
 
 
 def piece(name: str, value: float = 0.4) -> Piece:
@@ -134,6 +135,16 @@ def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
     assert (shown.title, list(shown.heads), shown.rows, shown.note) == (
         "T", ["variant", "short P90"], [["laps", "46"]], "A note.",
     )  # fmt: skip
+
+
+def test_the_readme_has_the_judged_figures_of_the_emulated_device(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "emulated")
+    _, readme = render(tmp_path)
+    assert "| | [measured](report/README.md#emulated) | bar | |" in readme
+    assert "| short P90 | 0.4 [0.4, 0.4] | <= 0.5 | met |" in readme
+    assert "| other |" not in readme
+    assert "over 5 rounds" in readme
+    assert "old" in readme
 
 
 def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
