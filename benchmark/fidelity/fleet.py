@@ -42,7 +42,7 @@ ALONE, SEVERAL = (BASE, "laps servers"), (BASE, "stock, gateway", "laps")
 LOADS = (0.5, 0.7, 0.85)
 CLIENTS = (8, 32)
 """Clients of the closed loops, for each server."""
-CYCLES = 200
+CYCLES = 400
 """Requests of each client in a closed loop: long enough that a prompt which is parked for long ends in it."""
 SLO_S = 0.4
 """SLO of the paper (seconds); stretched like the device."""

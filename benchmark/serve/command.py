@@ -2,7 +2,7 @@
 
     python -m benchmark.serve --workload mixed                           # stock policies and LAPS, prefill only
     python -m benchmark.serve --workload turns --pd                      # through router and decode server
-    python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
+    python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {\\"guard\\":0.5}'
     python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
 
 Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
@@ -180,7 +180,10 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
         for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
     }
     pictures.lines(list(points), panels, "clients", out / "closed.svg", title="Closed loop of LMSYS lengths")
-    text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
+    text = (
+        f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s, each "
+        "after as long a run-in."
+    )
     captions = {"closed.svg": "Requests/s and TTFT P90 over the number of clients."}
     data = {"points": {str(n): at for n, at in points.items()}}
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)

@@ -31,6 +31,8 @@ LONGER = (1, 2, 4)
 """Times as long as asked, of one attempt after the other to run a closed loop."""
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
+BLOCK, BLOCKS = 100, 10
+"""Requests of a block in a closed loop, and number of blocks."""
 SLO_FACTOR = 10.0
 """In time: TTFT of at most so many lone TTFTs."""
 SIMULATED = "fcfs, simulated,"
@@ -83,15 +85,22 @@ def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) 
     return Lone(tokens, tuple(reversed(seconds)))
 
 
+def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
+    """Return jobs in blocks of the same lengths, in another order each: any stretch has the mix that was asked."""
+    block = workload.sample(BLOCK, rng)
+    return [job for _ in range(BLOCKS) for job in rng.sample(block, BLOCK)]
+
+
 def closed_loop(
     target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
 ) -> Loop:
     """Run a closed loop, again for twice as long while Little's law does not hold: a request may have waited for all of
-    it. Raises ConnectionError if one fails, or the law does not hold at last."""
+    it. ``run_in_s``: time before the one that is counted, for the longest to gather until as many are answered as come.
+    Raises ConnectionError if a request fails, or the law does not hold at last."""
     asked = list(zip(bodies, itertools.cycle(tokens)))
     for longer in LONGER:
         raw, new = zip(*asked, strict=True)
-        loop = asyncio.run(client.closed(target, raw, clients, longer * seconds, run_in_s, new))
+        loop = asyncio.run(client.closed(target, raw, clients, longer * seconds, longer * run_in_s, new))
         if loop.failed or not loop.ttft_s:
             raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
         if loop.steady.holds:
@@ -214,9 +223,9 @@ class Bench:
         for n in clients:
 
             def once(i: int, name: str, n: int = n) -> Loop:
-                jobs = workload.sample(1000, random.Random(f"{settings.seed} {n} {i}"))
+                jobs = in_blocks(workload, random.Random(f"{settings.seed} {n} {i}"))
                 bodies, new = self.prompts.bodies(jobs, settings.seed * 1000 + i), [job.new for job in jobs]
-                return closed_loop(self.servers.target(name), bodies, n, settings.span_s, 0.3, new)
+                return closed_loop(self.servers.target(name), bodies, n, settings.span_s, settings.span_s, new)
 
             seen = in_turns(self.names, settings.rounds, once, self.say, f"closed loop of {n}: ")
             points[n] = {

@@ -26,7 +26,7 @@ from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import THRESHOLD
-from laps_plan.traffic.little import OFF, Asked, steady
+from laps_plan.traffic.little import OFF, STEADY, Asked, steady
 
 from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, count, quantile
 from benchmark.sim.loads import CHUNK, LOADS, SERVERS, Kind, Load
@@ -41,6 +41,7 @@ PLACES: Mapping[Kind, Sequence[str]] = {
 """Profiles that each kind of rules is tried with; in the overlap loop, which groups do not have."""
 FIRST_SEED = 101
 WARM = 0.05
+"""Share of an open load's time that is not counted."""
 MOVED = 0.03
 HEADS = {
     "short_p90_s": "short P90", "long_p90_s": "long P90", "mean_s": "mean TTFT", "slowdown": "mean slowdown",
@@ -75,7 +76,7 @@ class Seen:
         slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
         rate, little = o.rate, math.nan
         if load.clients:
-            begin, end = (float(np.quantile(at, share)) for share in (0.1, 0.9))
+            begin, end = (float(np.quantile(at, share)) for share in STEADY)
             pause_s = load.pause.mean_s
             rows = zip(o.record.client, o.record.at, o.record.ttft, o.record.new, strict=True)
             asked = [Asked(client, sent, took + pause_s, took, n) for client, sent, took, n in rows]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import statistics
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from laps_plan.traffic import named
 from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.serve.compare import closed_loop
+from benchmark.serve.compare import BLOCK, BLOCKS, closed_loop, in_blocks
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
@@ -134,6 +136,15 @@ def test_a_closed_loop_in_which_somebody_waited_all_the_time_is_run_again_for_lo
     assert loop.end_s - loop.begin_s >= 0.8 - 1e-6
     assert lengths.count(900) == 1
     assert loop.steady.holds
+
+
+def test_any_stretch_of_a_closed_loop_has_the_mix_that_was_asked() -> None:
+    jobs = in_blocks(named.make("lmsys", named.Scale(4096, 4096)), random.Random(1))
+    blocks = [[job.new for job in jobs[i : i + BLOCK]] for i in range(0, len(jobs), BLOCK)]
+    assert len(blocks) == BLOCKS
+    assert all(sorted(block) == sorted(blocks[0]) for block in blocks)
+    assert blocks[0] != blocks[1]
+    assert len({*blocks[0]}) > BLOCK // 4
 
 
 def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:

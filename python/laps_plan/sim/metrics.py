@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from laps_plan.profile import Profile
 from laps_plan.sim.request import Request
-from laps_plan.traffic.little import Asked, Steady, steady
+from laps_plan.traffic.little import STEADY, Asked, Steady, steady
 from laps_plan.traffic.streams import TURNAROUND_S
 
 Floats = NDArray[np.float64]
@@ -94,10 +94,9 @@ class Outcome:
         return len(self.record) / self.seconds if self.seconds else 0.0
 
     def steady(self, clients: int) -> Steady:
-        """Figures of a closed loop of so many clients, between its first tenth and its last, when it runs out of
-        work."""
+        """Figures of a closed loop of so many clients (``STEADY``)."""
         r = self.record
-        begin, end = (float(np.quantile(r.at, share)) for share in (0.1, 0.9))
+        begin, end = (float(np.quantile(r.at, share)) for share in STEADY)
         pause_s = sum(TURNAROUND_S) / 2
         asked = [
             Asked(client, at, ttft + pause_s, ttft, new)

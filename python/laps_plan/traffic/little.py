@@ -16,6 +16,9 @@ from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 OFF = 0.05
 """By which rate times mean may miss the number of clients."""
+STEADY = 0.1, 0.9
+"""Requests of a closed loop between which those lie that are counted, as shares of all: at first long ones gather, at
+last there is no more work."""
 
 
 class Asked(NamedTuple):
