@@ -97,11 +97,13 @@ class Device:
         return (*self.args, *((LapsConfig.JSON_FLAG, json.dumps(knobs)) if knobs else ()), *variant.args)
 
 
+MEMORY = ("--mem-fraction-static", "0.85")
+"""By default SGLang's share is so small that what servers take which start beside it leaves none for the KV cache."""
 DEVICES = {
     CPU: Device(
         name=CPU,
         # The overlap loop would delay an answer until the next batch has run: on a CPU the step itself blocks.
-        args=("--max-total-tokens", "49152", NORMAL_LOOP),
+        args=("--max-total-tokens", "49152", *MEMORY, NORMAL_LOOP),
         chunk=1024,
         longest=4096,
         variants=(*STOCK, DUAL, LAPS),
@@ -117,7 +119,7 @@ DEVICES = {
         args=(
             "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend", "fa3",
             "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "131072",
-            "--mem-fraction-static", "0.85",
+            *MEMORY,
         ),
         chunk=4096,
         longest=65536,
@@ -150,7 +152,7 @@ def emulated(asked: str) -> Device:
         name=f"emulated {asked}",
         # SGLang allocates one row of the context's length per running request.
         args=(
-            "--max-total-tokens", "262144", "--max-running-requests", "128", "--laps-emulate", asked,
+            "--max-total-tokens", "262144", "--max-running-requests", "128", *MEMORY, "--laps-emulate", asked,
         ),
         chunk=8192,
         longest=65536,
