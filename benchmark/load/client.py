@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -164,27 +165,32 @@ async def closed(
     run_in_s: float = 0.3,
     tokens: Sequence[int] = (0,),
 ) -> Loop:
-    """Run ``clients`` clients in a closed loop, until all requests sent in ``seconds`` after the run-in are answered.
-    ``tokens``: new ones of each of the ``bodies``.
+    """Run ``clients`` clients in a closed loop, until all requests sent in ``seconds`` after the run-in are answered;
+    with infinite ``seconds`` each of the ``bodies`` once, without a run-in. ``tokens``: new ones of each of them.
 
     A client whose request fails stops. Raises OSError if nothing listens.
     """
-    work, left = itertools.cycle(zip(bodies, itertools.cycle(tokens))), clients
+    once, pairs = math.isinf(seconds), zip(bodies, itertools.cycle(tokens))
+    work, left = iter(pairs) if once else itertools.cycle(pairs), clients
     connections = [await Connection.to(target) for _ in range(clients)]
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    begin = time.perf_counter() + run_in_s
+    begin = time.perf_counter() + (0.0 if once else run_in_s)
     loop, waited_for = Loop(clients, begin, begin + seconds), 0
 
     # Callbacks instead of a task per client: on two cores the client's own time is part of the measurement.
     def go(client: int, connection: Connection) -> None:
         nonlocal waited_for
+        found = next(work, None)
+        if found is None:
+            ended()
+            return
+        raw, new = found
         sent = time.perf_counter()
         counts = loop.begin_s <= sent < loop.end_s
         waited_for += counts
-        raw, new = next(work)
 
         def done(connection: Connection, ok: bool) -> None:
-            nonlocal left, waited_for
+            nonlocal waited_for
             now = time.perf_counter()
             loop.failed += not ok
             waited_for -= counts
@@ -192,16 +198,21 @@ async def closed(
                 loop.asked.append(Asked(client, sent, now - sent, (connection.first or now) - sent, new))
             if ok and (now < loop.end_s or waited_for):
                 go(client, connection)
-                return
-            left -= 1
-            if not left and not over.done():
-                over.set_result(None)
+            else:
+                ended()
 
         connection.send(raw, done)
+
+    def ended() -> None:
+        nonlocal left
+        left -= 1
+        if not left and not over.done():
+            over.set_result(None)
 
     for i, connection in enumerate(connections):
         go(i, connection)
     await over
+    loop.end_s = min(loop.end_s, time.perf_counter())
     for connection in connections:
         connection.transport.close()
     return loop

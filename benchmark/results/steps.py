@@ -47,9 +47,7 @@ GPU = (
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "closed": Step(
-        "benchmark.serve", "--workload closed --variants fcfs,laps --rounds 3 --seconds 8 --concurrency 1 8 32"
-    ),
+    "closed": Step("benchmark.serve", "--workload closed --variants fcfs,laps --rounds 3 --concurrency 1 8 32"),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": Step("benchmark.router", "--echo --rounds 3 --seconds 2"),
     "router-real": Step("benchmark.router", REAL),

@@ -32,7 +32,7 @@ from benchmark.load import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import CUDA, Device, Fleet, devices, model, variants
 from benchmark.serve import tables
-from benchmark.serve.compare import SIMULATED, Bench, Compared, Points, Settings, simulated
+from benchmark.serve.compare import BLOCK, BLOCKS, SIMULATED, Bench, Compared, Points, Settings, simulated
 
 BASE = variants.FCFS
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -181,8 +181,8 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
     }
     pictures.lines(list(points), panels, "clients", out / "closed.svg", title="Closed loop of LMSYS lengths")
     text = (
-        f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s, each "
-        "after as long a run-in."
+        f"Closed loops of {BLOCK * BLOCKS} prompts with LMSYS-Chat-1M lengths, the same for all, until the last one is "
+        f"answered. {how} {args.rounds} rounds."
     )
     captions = {"closed.svg": "Requests/s and TTFT P90 over the number of clients."}
     data = {"points": {str(n): at for n, at in points.items()}}

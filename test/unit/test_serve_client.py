@@ -16,7 +16,7 @@ from laps_plan.traffic.job import Job
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.serve.compare import BLOCK, BLOCKS, closed_loop, in_blocks
+from benchmark.serve.compare import BLOCK, BLOCKS, closed_loop, fixed_work, in_blocks
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
@@ -145,6 +145,19 @@ def test_any_stretch_of_a_closed_loop_has_the_mix_that_was_asked() -> None:
     assert all(sorted(block) == sorted(blocks[0]) for block in blocks)
     assert blocks[0] != blocks[1]
     assert len({*blocks[0]}) > BLOCK // 4
+
+
+def test_fixed_work_is_asked_once_and_answered_to_the_last_request() -> None:
+    jobs = [Job(0.0, 20 + i) for i in range(10)] + [Job(0.0, 400)]
+    loop, lengths = against(
+        lambda target: asyncio.to_thread(fixed_work, target, bodies(jobs), 3, [job.new for job in jobs])
+    )
+    assert sorted(lengths) == [job.new for job in jobs]
+    assert sorted(a.tokens for a in loop.counted) == [job.new for job in jobs]
+    assert loop.end_s - loop.begin_s > 0.4
+    assert loop.steady.littles_ratio == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(ConnectionError, match=r"requests to http://.* failed in a loop of 2 clients"):
+        against(lambda target: asyncio.to_thread(fixed_work, target, bodies([Job(0.0, 13)] * 3), 2, [13] * 3))
 
 
 def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
