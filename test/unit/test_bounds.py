@@ -256,10 +256,11 @@ def longest(toy: Toy, cls: ClassName) -> float:
 
 def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float, *, deadlines: bool) -> float:
     """Time to the first token. Guard: (A + B) / share of long time, A the batches of the prompts that came before it
-    and its own; gap: of a time T the long class has (T - R - P) G / (G + R), R a short batch, and a run of those that a
-    deadline presses, P those that were saved up.
+    and its own; gap: of a time T what is preempted has (T - R - P) G / (G + R), R a batch of short requests and one of
+    smaller prompts, which has a gap of its own, and a run of those that a deadline presses, P those that were saved up.
     B once more for the batch that it meets."""
     b, s = longest(toy, LONG), longest(toy, SHORT)
+    s += max((x.seconds for x in toy.ran if x.cls is LONG and x.within), default=0.0)
     a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
     return ((a + 2.0 * b) / share + gap_s) * stretch(gap_s, s, deadlines=deadlines) + (SAVED - 1) * s
 
@@ -277,6 +278,16 @@ big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_si
     overhead=st.sampled_from([0.05, 0.15, 0.5, 1.0]),
     slo_s=st.sampled_from([None, 0.03, 0.08, 0.2]),
 )
+@example(
+    big=[(5000, 0.1), (8192, 0.0), (30_000, 0.5)],
+    shorts=8,
+    tokens=256,
+    small=4,
+    sizes=(257, 400),
+    share=1.0,
+    overhead=1.0,
+    slo_s=0.03,
+).via("small prompts that overtake as often as they may")
 @example(
     big=[(30_000, 0.0)], shorts=8, tokens=256, small=1, sizes=(257, 400), share=1.0, overhead=0.05, slo_s=0.08
 ).via("a deadline that always presses")
