@@ -26,7 +26,7 @@ from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import THRESHOLD
-from laps_plan.traffic.little import OFF, STEADY, Asked, steady
+from laps_plan.traffic.little import OFF
 
 from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, count, quantile
 from benchmark.sim.loads import CHUNK, LOADS, SERVERS, Kind, Load
@@ -76,11 +76,8 @@ class Seen:
         slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
         rate, little = o.rate, math.nan
         if load.clients:
-            begin, end = (float(np.quantile(at, share)) for share in STEADY)
-            pause_s = load.pause.mean_s
-            rows = zip(o.record.client, o.record.at, o.record.ttft, o.record.new, strict=True)
-            asked = [Asked(client, sent, took + pause_s, took, n) for client, sent, took, n in rows]
-            found = steady(asked, load.clients, begin, end)
+            begin, end = o.steady_span()
+            found = o.steady(load.clients, load.pause.mean_s)
             rate, little = found.requests_per_s, found.littles_ratio
             counted = (at >= begin) & (at < end)
         else:

@@ -93,16 +93,19 @@ class Outcome:
         """Requests answered per second."""
         return len(self.record) / self.seconds if self.seconds else 0.0
 
-    def steady(self, clients: int) -> Steady:
-        """Figures of a closed loop of so many clients (``STEADY``)."""
+    def steady_span(self) -> tuple[float, float]:
+        """Return from when and until when requests of a closed loop are counted, by ``STEADY`` (seconds)."""
+        begin, end = (float(np.quantile(self.record.at, share)) for share in STEADY)
+        return begin, end
+
+    def steady(self, clients: int, pause_s: float = sum(TURNAROUND_S) / 2) -> Steady:
+        """Figures of a closed loop of so many clients. ``pause_s``: mean time from an answer to the next request."""
         r = self.record
-        begin, end = (float(np.quantile(r.at, share)) for share in STEADY)
-        pause_s = sum(TURNAROUND_S) / 2
         asked = [
             Asked(client, at, ttft + pause_s, ttft, new)
             for client, at, ttft, new in zip(r.client, r.at, r.ttft, r.new, strict=True)
         ]
-        return steady(asked, clients, begin, end)
+        return steady(asked, clients, *self.steady_span())
 
     @property
     def utilisation(self) -> float:
