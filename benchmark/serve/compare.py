@@ -95,8 +95,15 @@ def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
 def fixed_work(target: Target, bodies: Sequence[bytes], clients: int, tokens: Sequence[int]) -> Loop:
     """Run a closed loop in which each of the bodies is asked once, and all are answered. Raises ConnectionError if one
     fails."""
-    loop = asyncio.run(client.closed(target, bodies, clients, math.inf, 0.0, tokens))
-    if loop.failed or len(loop.asked) < len(bodies):
+    return _answered(target, bodies, clients, math.inf, 0.0, tokens)
+
+
+def _answered(
+    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int]
+) -> Loop:
+    """Run a closed loop. Raises ConnectionError if a request fails, or none is answered."""
+    loop = asyncio.run(client.closed(target, bodies, clients, seconds, run_in_s, tokens))
+    if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
     return loop
 
@@ -110,9 +117,7 @@ def closed_loop(
     asked = list(zip(bodies, itertools.cycle(tokens)))
     for longer in LONGER:
         raw, new = zip(*asked, strict=True)
-        loop = asyncio.run(client.closed(target, raw, clients, longer * seconds, longer * run_in_s, new))
-        if loop.failed or not loop.ttft_s:
-            raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
+        loop = _answered(target, raw, clients, longer * seconds, longer * run_in_s, new)
         if loop.steady.holds:
             break
         # What was sent may be cached now: it comes again after all others.
