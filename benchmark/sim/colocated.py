@@ -14,7 +14,7 @@ from typing import Any
 
 from laps_core.latency.step import StepShape
 from laps_core.policy.decode import LEAST_TARGET_S, TIMES
-from laps_plan.plan.whole import DEFAULT, SPARING, Question, Row, Trials, answered, best, even, stock
+from laps_plan.plan.whole import DEFAULT, Question, Row, Trials, answered, best, even, stock
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving, serve
 from laps_plan.sim.streams import Tokens
@@ -132,7 +132,7 @@ class Study:
     def at_saturation(self) -> None:
         """Requests/s of a closed loop, LAPS over the best of stock."""
         q, rows = self.question, []
-        for serving in (Serving(LAPS), Serving(LAPS, knobs={"preempt_overhead": SPARING}), *stock()):
+        for serving in (Serving(LAPS), q.laps_in_time(), *stock()):
             loop = Chats(LENGTHS, CLIENTS, self.requests, self.seed)
             rows.append(Row.of(serving, serve(serving, loop, self.profile, seed=self.seed), q))
         self._tell(f"closed loop of {CLIENTS} clients", rows)

@@ -87,11 +87,12 @@ class LapsCore:
         self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
+        urgent = self._priority.urgent(short, long, paused)
         plan = self.pacer.plan(
             now,
             shorts,
             longs,
-            urgent=self._priority.urgent(short, long, paused),
+            urgent=urgent,
             paused=paused,
             lacking=self.lacking,
             drains=self._drains(frees_memory, sent) if self.lacking else None,
@@ -101,7 +102,8 @@ class LapsCore:
             return plan
         # The overlap loop asks while a batch runs: what is decided begins when that ends.
         begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
-        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
+        apart = urgent is not None or self.lacking
+        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart)
 
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
         """Return the class of the work that will give memory back, long before short; None if there is none."""

@@ -6,6 +6,7 @@ deadline, given what would run before it; what is left goes to prompts by the ot
 A batch that is not to be paused carries a row of each stream where that is less work than a step of its own: the
 weights are read once for both. So the step that comes next anyhow is done early, at the price of its rows. And a step
 that is due takes short requests along which may not preempt yet, as many as at most double its time: they save a step.
+Where all requests have deadlines, rows go with both classes (``together``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from laps_core.length import SHORT
 from laps_core.policy.predict import Sizes
+from laps_core.policy.together import together
 from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
@@ -104,12 +106,14 @@ class Decode:
         longs: Sequence[Waiting],
         paused: Paused | None,
         sizes: Sizes,
+        *,
+        apart: bool = False,
     ) -> Plan:
         """The plan; or a decode step first, where one would be late after it, with some of its short requests; or a
         part of its short batch. A batch in one piece carries rows of the streams where that pays, and ends before
         their tokens are late.
 
-        `shorts`, `longs`: what the plan picks from.
+        `shorts`, `longs`: what the plan picks from. `apart`: its classes are to share no step.
         """
         if not self.streams or not (plan.order or paused):
             return plan
@@ -126,6 +130,12 @@ class Decode:
         def carries(batch_s: float, tokens: int) -> DecodeTurn:
             fair = owed_s + OWED * rows_s - batch_s <= OWED * self.step_s
             return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
+
+        if paused is None and not apart and rows_s < self.step_s:
+            within_s = (self.target_s if self._sent else room_s + self.step_s) - rows_s
+            joint = together(now, plan, shorts, longs, sizes, within_s=within_s, rows=self.streams)
+            if joint and carries(_until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
+                return joint._replace(decode="carried")
 
         def fitting(within_s: float) -> int:
             """How many of the picked, in order, are predicted to run in this time; all where that is unknown."""

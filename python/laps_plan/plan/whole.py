@@ -25,8 +25,6 @@ CHUNKS = (512, 1024, 2048, 4096, 8192)
 POLICIES = ("fcfs", "shortest-prefill-first")
 DEFAULT = Serving("fcfs")
 """Stock as it is."""
-SPARING = 0.05
-"""Share of the device for the steps of short batches where LAPS is to serve as much as can be in time."""
 SAFE = 0.8
 """LAPS is told this much of the objective for the time between tokens as its target: a step may be a slice late."""
 PARTS = 8
@@ -65,7 +63,7 @@ class Question(Objectives):
     def laps_in_time(self) -> Serving:
         """The same, told when first tokens are due, too: whoever can wait does."""
         due_ms = (1e3 * self.short_s, 1e3 * self.long_s)
-        return self.laps(ttft_slo_ms=due_ms, preempt_overhead=SPARING)
+        return self.laps(ttft_slo_ms=due_ms)
 
 
 @dataclass

@@ -91,7 +91,7 @@ class LapsColocated(AtOnce, Laps):
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)
-        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
+        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=self._lacking)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
         step = self._step() if plan.decode == "first" else None
