@@ -22,8 +22,14 @@ TOKEN_S = 1e-4
 STEP_S = 0.01
 
 
-def sizes(*, fitted: bool = True, layers: int = 10, chunk: int = 4096) -> Sizes:
-    model = LatencyModel(Coefficients(0.0, TOKEN_S, 0.0, 0.0, 0.0) if fitted else None)
+class Reads(Coefficients):
+    """Of a device whose decode step reads the weights for as long as it lasts. A prompt's tokens hide that."""
+
+    step_s = STEP_S
+
+
+def sizes(*, fitted: bool = True, layers: int = 10, chunk: int = 4096, reads: type[Coefficients] = Reads) -> Sizes:
+    model = LatencyModel(reads(0.0, TOKEN_S, 0.0, 0.0, 0.0) if fitted else None)
     return Sizes(model, chunk_tokens=chunk, unit=1, layers=layers, slice_s=0.004)
 
 
@@ -143,6 +149,14 @@ def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -
         "rows of 12 ms, and a step takes 10"
     )
     assert carrying(0.03, plan, shorts=(100, 100), chunk=202).decode != "carried", "more tokens than a batch may have"
+
+
+def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> None:
+    """That is for contexts, which a step reads for each stream, and a prompt once for many tokens."""
+    made = decode()
+    made.watch(0.0, 4, 400_000)
+    assert made.rows_s(sizes()) == pytest.approx(4 * ROW_S)
+    assert made.rows_s(sizes(reads=Coefficients)) == pytest.approx(STEP_S)
 
 
 def test_rows_have_their_tokens_in_time() -> None:

@@ -118,11 +118,11 @@ def test_the_step_keeps_its_time_and_its_budget(seed: int) -> None:
 
 
 def decode() -> Decode:
-    """With four streams whose last step, of 10 ms, ended at 0; a token is due every 100 ms."""
+    """With four streams whose last step ended at 0; a token is due every 100 ms."""
     made = Decode(100.0)
-    made.watch(-0.01, 4)
+    made.watch(-FIXED_S, 4)
     made.sent()
-    made.ran(-0.01, 0.0, streams=4, within=False)
+    made.ran(-FIXED_S, 0.0, streams=4, within=False)
     made.watch(0.0, 4, 400)
     return made
 

@@ -90,11 +90,15 @@ class Decode:
 
     def rows_s(self, sizes: Sizes) -> float:
         """Predicted time that a row of each stream adds to a prefill batch (seconds); infinite if unknown, or if no
-        batch can have them."""
+        batch can have them.
+
+        At least what a step takes beyond reading the weights: long contexts are read for each stream, while the model
+        knows them from prompts, which read theirs once for many tokens.
+        """
         known = sizes.model.coefficients
         if known is None or self._context is None or not self.streams:
             return math.inf
-        return self.streams * known.work_s(1, self._context // self.streams)
+        return max(self.streams * known.work_s(1, self._context // self.streams), self.step_s - known.step_s)
 
     # -- one decision
 
