@@ -23,7 +23,7 @@ STEP_S = 0.01
 
 
 class Reads(Coefficients):
-    """Of a device whose decode step reads the weights for as long as it lasts. A prompt's tokens hide that."""
+    """A device whose decode step reads the weights for as long as it lasts. A prompt hides that."""
 
     step_s = STEP_S
 
