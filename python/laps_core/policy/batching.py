@@ -53,6 +53,11 @@ def ends_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
     return slack + sizes.work_s(first) - (sizes.fixed_s or 0.0) if 0.0 <= slack < math.inf else None
 
 
+def oldest_of(longs: Sequence[Waiting]) -> int:
+    """Index of the prompt that has waited longest."""
+    return min(range(len(longs)), key=lambda i: longs[i].since_s)
+
+
 class LongBatches:
     """Makes the batches of long prompts. Times are seconds of one clock, lengths tokens."""
 
@@ -70,7 +75,7 @@ class LongBatches:
         if not longs:
             return plan
         sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
-        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
+        oldest = oldest_of(longs)
         if oldest_first is None:
             oldest_first = self._guard.due() and longs[oldest].priority == longs[turns[0]].priority
         if oldest_first:
@@ -79,7 +84,7 @@ class LongBatches:
         batch = [longs[i] for i in turns]
         budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
         if not sizes.layers and sizes.chunk is not None:
-            joined = sum(sizes.whole_units(w.tokens) for w in joining)
+            joined = sizes.joining(joining)
             budget = sizes.timely_chunk(batch[0], joined, self._gap.seconds)
         packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=ends_s(batch[0], sizes, now))
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)

@@ -136,7 +136,7 @@ class Decode:
             return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
 
         if paused is None and not apart and rows_s < self.step_s:
-            within_s = (self.target_s if self._sent else room_s + self.step_s) - rows_s
+            within_s = min(ends_s, self.target_s - rows_s)
             joint = together(now, plan, shorts, longs, sizes, within_s=within_s, rows=self.streams)
             if joint and carries(_until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
                 return joint._replace(decode="carried")

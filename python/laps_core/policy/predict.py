@@ -129,6 +129,10 @@ class Sizes:
         """Rounded up."""
         return -(-tokens // self.unit) * self.unit
 
+    def joining(self, items: Iterable[Waiting]) -> int:
+        """Return the new tokens that these take of a batch they join, each rounded up to whole units."""
+        return sum(self.whole_units(w.tokens) for w in items)
+
     def preempting_budget(self, threshold: int) -> int:
         """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
         are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""

@@ -51,7 +51,7 @@ class Preemption:
         self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: Sequence[Waiting]
     ) -> Plan:
         """The plan, with the short batch in the step of the long one if it finds room there, and that pays."""
-        sizes, joining = self._sizes, sum(self._sizes.whole_units(w.tokens) for w in picked)
+        sizes, joining = self._sizes, self._sizes.joining(picked)
         batch = [longs[i] for i in plan.long.picked]
         if sum(w.tokens for w in batch) + joining > sizes.budget:
             return plan

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from laps_core.length import LONG
+from laps_core.policy.batching import oldest_of
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LongBatch, Plan, Waiting
 
@@ -33,7 +34,7 @@ def together(
     alone_s = sizes.batch_s(joining)
     dues = [w.deadline_s for w in joining if w.deadline_s is not None and w.deadline_s >= now + alone_s]
     within_s = min([within_s, *(due_s - now for due_s in dues)])
-    joined = sum(sizes.whole_units(w.tokens) for w in joining)
+    joined = sizes.joining(joining)
     room = (sizes.budget - joined - rows) // sizes.unit * sizes.unit
     shape = [(w.tokens, w.history) for w in joining]
 
@@ -56,10 +57,9 @@ def together(
         shape.append((w.tokens, w.history))
         tokens, picked = tokens + w.tokens, picked + 1
     chosen = plan.long.picked[:picked]
-    oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
     return plan._replace(
         order=(LONG,),
         long=LongBatch(chosen, min(sizes.budget, sizes.whole_units(tokens) + joined)),
         mixed=bool(joining),
-        account=plan.account._replace(oldest=oldest in chosen),
+        account=plan.account._replace(oldest=oldest_of(longs) in chosen),
     )
