@@ -26,17 +26,20 @@ from benchmark.gpu.loads import graph_figures, loads, lone
 from benchmark.load import Prompts
 from benchmark.results import Namespace, Piece, command_line, page, parser, positive, some_of
 from benchmark.results.machine import machine
-from benchmark.rig import BUILT_IN, FCFS, GRAPHS, LAPS, SPF, Fleet, Progress, ServerError, devices, get_json
+from benchmark.rig import BUILT_IN, FCFS, GRAPHS, LAPS, SMALL, SPF, Fleet, Progress, ServerError, devices, get_json
 from benchmark.rig.devices import CUDA, DEVICES, Device
 from benchmark.serve import command as serve
 from benchmark.serve import slices
 
-NAMES = (FCFS, SPF, LAPS)
 LADDERS = ("0.5B", "7B")
-SERVED = ("slices", "lone", "mixed", "code", "closed", "graphs", "azure")
-"""Pieces that share three servers."""
+SERVED = ("slices", "mixed", "azure", "lone", "code", "closed")
+NAMES = (FCFS, SPF, SMALL, LAPS)
+"""Servers that these pieces share."""
+GRAPHED = (FCFS, LAPS, GRAPHS)
+"""Servers of the piece about full graphs."""
 PIECES = (
-    "loads", "answers", "answers-tp2", *SERVED, "agents", "latency", *(f"ladder-{shape}" for shape in LADDERS),
+    "loads", "answers", "answers-tp2", *SERVED, "graphs", "agents", "latency",
+    *(f"ladder-{shape}" for shape in LADDERS),
 )  # fmt: skip
 DRY = "emulated:h200-qwen3-8b,slow=1"
 AGENTS_TOKENS = 420_000
@@ -70,19 +73,17 @@ class Run:
         for shape in LADDERS:
             kit.measure(f"ladder-{shape}", partial(ladder, TINY if self.dry else shape, self.work))
 
-    def served(self) -> None:
-        """Run the pieces that share servers."""
-        wanted = [name for name in SERVED if self.kit.wants(name)]
+    def served(self, pieces: Sequence[str], names: Sequence[str]) -> None:
+        """Run the pieces that share these servers."""
+        wanted = [name for name in pieces if self.kit.wants(name)]
         if not wanted:
             return
-        names = NAMES if self.dry else (*NAMES, GRAPHS)
-        found, out = [BUILT_IN[name] for name in names], self.work / "served"
+        found, out = [BUILT_IN[name] for name in names], self.work / "-".join(wanted)
         try:
             with Fleet(self.device, found, self.prompts, out, self.kit.say, together=True) as fleet:
                 for name in wanted:
                     own = {"slices": self._slices, "lone": self._lone}.get(name)
-                    some = (FCFS, LAPS, GRAPHS) if name == "graphs" else names
-                    self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, some))
+                    self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, names))
         except (ServerError, ConnectionError) as e:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
@@ -153,7 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Run(kit, args)
     with command_line("./run gpu"):
         run.alone()
-        run.served()
+        run.served(SERVED, NAMES)
+        run.served(("graphs",), GRAPHED)
         run.agents()
     collected = kit.collected([name for name in PIECES if name in args.only])
     made = args.out / "page"

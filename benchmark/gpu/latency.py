@@ -14,9 +14,9 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, client
 from benchmark.results import Figure, Piece, Table
-from benchmark.rig import CUDA, LAPS, ON, Device, Fleet, Progress, Variant, busy_s, devices, model
+from benchmark.rig import LAPS, ON, Device, Fleet, Progress, Variant, busy_s
 
-SHAPE, PROFILE = "8B", "qwen3-8b"
+PROFILE = "qwen3-8b"
 TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 REPEATS = 8
 CHUNK = 8192
@@ -25,17 +25,6 @@ CHUNK = 8192
 def of_this_gpu(gpus: str) -> str:
     """Return the name of the profile for the GPU with this description; the H200's where there is none."""
     return f"h100-{PROFILE}" if "H100" in gpus else f"h200-{PROFILE}"
-
-
-def shaped(device: Device) -> Device:
-    """Return the CUDA device with the sizes of the profile's model; an emulated one as it is."""
-    if device.name != CUDA:
-        return device
-    folder = devices.MODELS / f"shape-{SHAPE}"
-    return replace(
-        device, checkpoint=lambda: model.write_shape(SHAPE, folder, context=131072), layers=model.SHAPES[SHAPE].layers,
-        what=f"the sizes of Qwen3-{SHAPE} with dummy weights, bfloat16",
-    )  # fmt: skip
 
 
 def steps(tokens: int) -> list[tuple[int, int]]:
@@ -47,7 +36,6 @@ def latency(
     device: Device, gpus: str, out: Path, seed: int, say: Progress, longest: int = TOKENS[-1]
 ) -> tuple[Piece, Path]:
     """Measure lone prompts of up to ``longest`` tokens, and compare. Raises ServerError, ConnectionError."""
-    device = shaped(device)
     known = Profile.find(of_this_gpu(gpus))
     assert known is not None, "a profile that comes with laps-plan"
     prompts = Prompts(device.vocabulary, seed, longest)

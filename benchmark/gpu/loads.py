@@ -14,7 +14,7 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, client
 from benchmark.results import Bar, Figure, Piece, Table, bars, in_turns, quantile, ratio
-from benchmark.rig import FCFS, ON, Device, Fleet, Progress, ServerError, Variant, get_json, variants
+from benchmark.rig import FCFS, LAPS, ON, Device, Fleet, Progress, ServerError, Variant, get_json, variants
 from benchmark.serve import slices
 
 START_S = 200.0
@@ -83,7 +83,8 @@ def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) ->
     note = f"TTFT in ms; {slices.SHORT_TOKENS} tokens, one request at a time."
     text = f"{fleet.device.what}; {rounds} rounds of {REQUESTS} requests, the servers in turns."
     table = Table("Alone", ("variant", "P10", "P50", "P90"), rows, note)
-    return Piece("lone", "A short request alone", text, seed, [table], figures, data={"ttft_s": seen})
+    data = {"ttft_s": seen, "laps_status": get_json(fleet.prefill(LAPS), "/laps_status")}
+    return Piece("lone", "A short request alone", text, seed, [table], figures, data=data)
 
 
 def graph_figures(points: dict[str, Any], graphs: dict[str, Any]) -> list[Figure]:

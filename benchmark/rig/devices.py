@@ -26,7 +26,7 @@ MODELS = model.REPO / "out" / "models"
 PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
 """Plugins of servers that keep prefixes without a decode server, and hold histories that they have not computed."""
 CPU_SHAPE = model.SLICED
-CUDA_SHAPE = "7B"
+CUDA_SHAPE = "8B"
 
 
 def with_path(env: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -118,17 +118,17 @@ DEVICES = {
         name=CUDA,
         args=(
             "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend", "fa3",
-            "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "131072",
+            "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "73728",
             *MEMORY,
         ),
         chunk=4096,
         longest=65536,
         variants=(*STOCK, DUAL, LAPS, GRAPHS),
         vocabulary=(10, 150000),
-        server_gib=30.0,
-        layers=28,
+        server_gib=29.0,
+        layers=model.SHAPES[CUDA_SHAPE].layers,
         checkpoint=lambda: model.write_shape(CUDA_SHAPE, MODELS / f"shape-{CUDA_SHAPE}", context=131072),
-        what="the shape of Qwen2.5-7B with dummy weights, bfloat16",
+        what=f"the sizes of Qwen3-{CUDA_SHAPE} with dummy weights, bfloat16",
         start_s=900.0,
         at_once=True,
     ),

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from laps_plan.profile import Profile
 
 from benchmark.gpu import answers, kit, latency
 from benchmark.gpu.answers import Answer
 from benchmark.gpu.kit import Kit
 from benchmark.results.piece import Piece
-from benchmark.rig import devices, model
+from benchmark.rig import devices
 from benchmark.rig.progress import Progress
 
 
@@ -107,6 +108,7 @@ def test_chunks_of_a_prompt_hold_all_of_it() -> None:
     assert latency.of_this_gpu("NVIDIA H200, 580") == latency.of_this_gpu("") == "h200-qwen3-8b"
 
 
-def test_the_cuda_device_of_the_latency_piece_has_the_sizes_of_the_profile() -> None:
-    device = latency.shaped(devices.DEVICES[devices.CUDA])
-    assert device.layers == model.SHAPES["8B"].layers == 36
+def test_servers_on_a_gpu_have_the_sizes_of_the_profile() -> None:
+    known = Profile.find(latency.of_this_gpu(""))
+    assert known is not None
+    assert devices.DEVICES[devices.CUDA].layers == known.layers
