@@ -34,7 +34,9 @@ class Event:
         """Nothing: all streams are one."""
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to `end`."""
+        """Milliseconds from this event to `end`. Raises RuntimeError, as on CUDA, if one has not happened."""
+        if not (self.query() and end.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return 1e3 * (end.at_s - self.at_s)
 
 

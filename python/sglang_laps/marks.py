@@ -23,5 +23,7 @@ class Marks:
 
     @staticmethod
     def seconds(begin: Mark, end: Mark) -> float:
-        """Time between two marks, both passed (seconds)."""
+        """Time between two marks (seconds). Waits until the device has passed the second: a result may be there before
+        it, by a few microseconds."""
+        end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

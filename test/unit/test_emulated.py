@@ -282,8 +282,10 @@ def test_a_launch_returns_at_once_and_an_event_waits_for_the_step() -> None:
     assert server.clock.at - server.began == pytest.approx(0.05, abs=1e-4)
     assert first.query()
     assert not second.query()
-    assert first.elapsed_time(second) == pytest.approx(20.0, abs=0.01)
+    with pytest.raises(RuntimeError, match="must be completed"):
+        first.elapsed_time(second)
     second.synchronize()
+    assert first.elapsed_time(second) == pytest.approx(20.0, abs=0.01)
     assert server.clock.at - server.began == pytest.approx(0.07, abs=1e-4)
 
 

@@ -207,6 +207,8 @@ class Device:
                 device.now = max(device.now, self.at)
 
             def elapsed_time(self, end: Any) -> float:
+                if max(self.at, end.at) > device.now:
+                    raise RuntimeError("Both events must be completed before calculating elapsed time.")
                 return float(end.at - self.at) * 1e3
 
         return SimpleNamespace(Event=Event)
@@ -229,7 +231,7 @@ def test_the_host_is_one_slice_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch
 
 
 def test_times_between_marks_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches sent at once: the second begins when the first has ended."""
+    """Two batches sent at once: the second begins when the first has ended. A result may be there before the mark."""
     device = Device(monkeypatch)
     marks, found = Marks(device.module(), None), []
     for seconds in (0.0, 0.03, 0.05):
