@@ -23,6 +23,7 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Plan, Waiting
 from laps_core.pools import choice, offers
+from laps_core.pools.choice import Pools
 from laps_core.pools.controller import PoolController
 from laps_core.pools.prefixes import Ask
 
@@ -157,6 +158,7 @@ BEYOND = (
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _returns(()))], kind="router"),
+    Rule("copies of prefixes", "none", patches=[put(Pools, "_host_of_copy", _returns(None))], kind="router"),
     Rule("spill", "own pool only", alloc={"spill": "off"}, kind="divided"),
     Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="divided"),
 )  # fmt: skip

@@ -86,6 +86,25 @@ def test_what_is_short_without_any_prefix_has_no_home_in_the_long_pool() -> None
         assert chosen(p, Ask(256)).instance is p.instances[0]
 
 
+@pytest.mark.parametrize(("outstanding", "copies"), [(2048, True), (2049, False)])
+def test_a_copy_is_made_where_one_is_not_full(outstanding: int, copies: bool) -> None:
+    p = servers(2, "sl")
+    with p.instances[0].lease(outstanding, "short", 0.2):
+        made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%08d" % i * 40)])).copies for i in range(5)]
+    assert any(made) == copies
+
+
+def test_a_request_that_is_long_anyway_does_not_share_a_prefix() -> None:
+    p = servers(2, "sl")
+    p.instances[0].healthy = False
+    for i in range(6):
+        # Of these each is long where the prefix lies, too.
+        assert chosen(p, Ask(2048, [fingerprint(HALF + b"%08d" % i * 512)])).length_class == "long"
+    p.instances[0].healthy = True
+    made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%07dx" % i * 40)])).copies for i in range(3)]
+    assert made == [False, False, True]
+
+
 def test_a_move_is_of_the_server_that_it_names() -> None:
     p = servers(3)
     assert [p.by_url(i.url) for i in p.instances] == p.instances
@@ -130,4 +149,5 @@ def test_a_choice_that_is_not_taken_changes_nothing() -> None:
         chosen(p, ask)
     first = p.choose(shared[3])
     assert first is not None
+    assert first.copies
     assert all(p.choose(shared[3]) == first for _ in range(5))

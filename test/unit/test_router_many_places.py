@@ -52,7 +52,7 @@ def said(choice: Choice | None) -> tuple[object, ...] | None:
     if choice is None:
         return None
     rank = choice.rank.number if choice.rank else 0
-    return choice.instance.url, rank, choice.length_class, choice.new_tokens, choice.spilled
+    return choice.instance.url, rank, choice.length_class, choice.new_tokens, choice.spilled, choice.copies
 
 
 @settings(max_examples=40)

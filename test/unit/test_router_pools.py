@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 
 import pytest
@@ -17,7 +18,10 @@ from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import (
+    SHARERS,
+    WATCHED,
     Ask,
+    SharedPrefixes,
     fingerprint,
 )
 from sglang_router_laps.prompts.measure import measure
@@ -215,6 +219,70 @@ SYSTEM = b"You are a helpful assistant. ".ljust(1500, b".")
 def ask_after(system: bytes, question: object) -> tuple[int, bytes]:
     text = system + f"\n<user>{question}: what is that about?".encode()
     return len(text) // 4, text
+
+
+def test_a_shared_system_prompt_gets_a_copy_in_the_short_pool() -> None:
+    p = pools()
+    chosen = [route(p, *ask_after(SYSTEM, i)) for i in range(120)]
+    assert [c[0].pool for c in chosen] == ["long"] * SHARERS + ["short"] * (120 - SHARERS)
+    copies = [c for c in chosen if c[0].pool == "short" and c[2] > 256]
+    assert [c[1] for c in copies] == ["long"]
+    assert all(cls == "short" and new <= 256 for _, cls, new, _ in chosen[SHARERS + 1 :])
+
+
+def test_one_conversation_is_not_copied_however_small_its_turns() -> None:
+    p = pools()
+    text = SYSTEM
+    for i in range(60):
+        text += f"\n<user>ok {i}\n<assistant>yes".encode()
+        for _ in range(2):
+            assert route(p, len(text) // 4, text)[0].pool == "long"
+
+
+def test_the_same_request_again_is_not_another() -> None:
+    p = pools()
+    assert {route(p, *ask_after(SYSTEM, "same"))[0].pool for _ in range(20)} == {"long"}
+
+
+def test_a_lost_copy_is_made_again_after_ever_more_requests() -> None:
+    p = pools()
+    made, asked = [], 0
+    for asked in range(300):
+        choice = send(p, Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
+        assert choice is not None
+        if choice.copies:
+            made.append(asked)
+            choice.instance.prefixes.clear()
+    gaps = [b - a for a, b in itertools.pairwise(made)]
+    assert len(made) >= 4
+    assert gaps == [2 * SHARERS << k for k in range(len(gaps))]
+
+
+def test_no_copy_is_made_where_the_short_pool_has_no_time_for_it() -> None:
+    p = pools()
+    with contextlib.ExitStack() as stack:
+        for i in p.members("short"):
+            stack.enter_context(i.lease(5000))
+        assert {route(p, *ask_after(SYSTEM, i))[0].pool for i in range(20)} == {"long"}
+    assert route(p, *ask_after(SYSTEM, "now"))[0].pool == "short"
+
+
+def test_another_try_of_a_request_is_not_another_request() -> None:
+    p = pools()
+    route(p, *ask_after(SYSTEM, "first"))
+    tokens, text = ask_after(SYSTEM, "second")
+    ask = Ask(tokens, [fingerprint(text)])
+    for _ in range(20):
+        choice = send(p, ask)
+        assert choice is not None
+        assert choice.instance.pool == "long"
+
+
+def test_the_prefixes_watched_are_bounded_and_so_is_what_is_kept_of_each() -> None:
+    shared = SharedPrefixes()
+    for i in range(3 * WATCHED):
+        shared.note(fingerprint(b"%06d" % i * 100), 1)
+        assert len(shared) == min(i + 1, WATCHED)
 
 
 def test_a_long_prefix_is_not_computed_again_to_be_rid_of_a_short_wait() -> None:

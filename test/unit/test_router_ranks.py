@@ -12,7 +12,7 @@ from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.outlook import Learnt
 from laps_core.pools.prefill import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
-from laps_core.pools.prefixes import Ask, Fingerprint, fingerprint
+from laps_core.pools.prefixes import SHARERS, Ask, Fingerprint, fingerprint
 from laps_core.pools.ranks import RANKS_MAX, Rank
 
 
@@ -94,6 +94,18 @@ def test_a_busy_rank_loses_a_prefix_that_is_worth_less_than_the_wait() -> None:
     first = choose(pools, 7000, DOCUMENT)
     with first.instance.lease(500, "long", 0.05, first.rank):
         assert choose(pools, 7050, DOCUMENT + b"more").rank is first.rank
+
+
+def test_a_copy_of_a_shared_prefix_is_held_by_one_rank_of_the_short_pool() -> None:
+    pools = fleet(2, 2, initial_short=1)
+    system = b"You are a helpful assistant. ".ljust(1500, b".")
+    chosen = []
+    for i in range(20):
+        text = system + b"\n<user>%d: what is that about?" % i
+        chosen.append(choose(pools, len(text) // 4, text))
+    assert [c.instance.pool for c in chosen] == ["long"] * SHARERS + ["short"] * (20 - SHARERS)
+    assert len({number(c) for c in chosen[SHARERS:]}) == 1
+    assert sum(c.copies for c in chosen) == 1
 
 
 def test_the_work_of_a_server_is_the_mean_over_its_ranks() -> None:

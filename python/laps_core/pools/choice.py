@@ -14,18 +14,18 @@ from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.decode import DecodeInstance, roomiest
 from laps_core.pools.instances import Clock, Instance, Lease, open_to
-from laps_core.pools.offers import Offer, first, offers, relief
+from laps_core.pools.offers import Offer, first, least, offers, relief
 from laps_core.pools.outlook import Learnt
 from laps_core.pools.prefill import Place, PrefillInstance
-from laps_core.pools.prefixes import Ask
+from laps_core.pools.prefixes import Ask, SharedPrefixes
 from laps_core.pools.pressure import BOTH, Pool
 from laps_core.pools.ranks import Rank
 from laps_core.pools.sessions import SessionTable
 from laps_core.protocol import Assignment
 
-Why = Literal["session", "prefix", "expected", "pool", "spill"]
+Why = Literal["session", "prefix", "expected", "pool", "spill", "copy"]
 """Reason of the choice: the session is there; a part of the prompt is cached there; fastest predicted answer, of all
-instances or of the pool of its class; its own pool is overloaded."""
+instances or of the pool of its class; its own pool is overloaded; a widely shared prefix is to be cached there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,13 @@ class Choice:
     """Work that the request adds there (seconds)."""
     spilled: bool = False
     """True if the other pool takes it, as its own is overloaded or has no healthy server."""
+    copies: bool = False
+    """True if the short pool takes it, so that its shared prefix is cached there from now on."""
     rank: Rank[PrefillInstance] | None = None
     """Rank of the instance, if it has several."""
     why: Why = "expected"
+    shares: int = 0
+    """Blocks of a prefix at a long-pool server that a short request goes on from; 0 = none. Others may share them."""
     late_s: float = 0.0
     """Predicted delay of the first token beyond the time from which the request is refused (seconds); 0.0 if in time or
     unknown."""
@@ -100,6 +104,7 @@ class Pools:
         self.decoders = [DecodeInstance(url, clock) for url in decoders]
         self.traffic = 1.0
         """Ratio of all routers' work at the decode servers to this router's."""
+        self._shared = SharedPrefixes()
         self._sessions = SessionTable()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
@@ -138,6 +143,7 @@ class Pools:
 
     def forget_prefixes(self) -> None:
         """Forget all prefixes and sessions: the servers' caches are being flushed."""
+        self._shared.clear()
         self._sessions.clear()
         for i in self.instances:
             i.flushed()
@@ -184,8 +190,9 @@ class Pools:
 
         Changes nothing; ``sends`` records the choice. The request goes where it is answered first, among the instances
         that take its class. The class depends on the place: short means at most the threshold to compute there. A
-        request that is short only where its history is cached may stay there. Instances in ``avoid`` are used only if
-        there is no other. A session named by the client stays where it was served, in either pool.
+        request that is short only where its history is cached may stay there, unless others share that history: then
+        one of them takes it to the short pool. Instances in ``avoid`` are used only if there is no other. A session
+        named by the client stays where it was served, in either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -193,7 +200,8 @@ class Pools:
         if not usable:
             return None
         now, threshold = self._clock(), self.config.threshold
-        spilled = False
+        spilled = copies = False
+        shares = 0
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
@@ -209,21 +217,49 @@ class Pools:
             if helpers:
                 spilled = True
                 _, new, chosen, _ = first(helpers, ask)
+        elif chosen.pool == LONG and length_class == SHORT:
+            shares = self._shared_blocks(ask, chosen)
+            host = self._host_of_copy(ask, shares, others)
+            if host is not None:
+                # The whole prompt is computed there, as for a long request.
+                length_class, copies = LONG, True
+                _, new, chosen, _ = host
         late_s = 0.0
         if ask.until < math.inf:
             first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
             late_s = max(0.0, now + first_s - ask.until) if first_s is not None else 0.0
-        why: Why = "spill" if spilled else "pool" if others else "expected"
+        why: Why = "copy" if copies else "spill" if spilled else "pool" if others else "expected"
         if holder is not None:
             why = "session"
         elif why in ("pool", "expected") and new < total:
             why = "prefix"
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, chosen.rank, why, late_s)
+        return Choice(
+            chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, shares, late_s
+        )  # fmt: skip
 
     def sends(self, ask: Ask, choice: Choice) -> None:
         """Record that the request goes to ``choice``: its prompt will be cached there, and its session served."""
         self._sessions.served(ask.session, choice.place)
+        if choice.shares:
+            self._shared.note(ask.prompts[0], choice.shares)
+            if choice.copies:
+                self._shared.copied(ask.prompts[0], choice.shares)
         for p in ask.prompts:
             if p.hashes:
                 choice.place.prefixes.add(p)
+                p.prompt = None
+
+    @staticmethod
+    def _shared_blocks(ask: Ask, holder: Place) -> int:
+        """Return how many blocks of the only prompt ``holder`` has; 0 for a batch."""
+        return holder.prefixes.depth(ask.prompts[0]) if len(ask.prompts) == 1 else 0
+
+    def _host_of_copy(self, ask: Ask, shares: int, others: list[Offer]) -> Offer | None:
+        """Return the short-pool place that takes a request which is short only in the long pool, to cache the blocks
+        that it ``shares`` with others; None if it shares nothing yet, or no place has the time."""
+        if not shares or not self._shared.due(ask.prompts[0], shares):
+            return None
+        hosts = [o for o in others if o[2].pool == SHORT]
+        host = least(hosts) if hosts else None
+        return None if host is None or host[2].outstanding_tokens > self.config.load_unit else host

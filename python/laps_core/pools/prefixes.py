@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BLOCK_BYTES = 256
 """Size of a block of text; about 64 tokens of English."""
 BLOCK_IDS = 64
 """Size of a block of token ids."""
 TOKENS_PER_BLOCK = 64
+SHARERS = 3
+"""Distinct continuations of a prefix before it is copied. A conversation that is retried or branches off once gives
+two; a system prompt gives as many as it has users."""
 MEDIA_TOKENS = 512
 """Tokens counted for one image, video or audio part. Models and resolutions differ widely: one part makes a request
 long."""
@@ -20,6 +23,8 @@ PROMPTS_MAX = 64
 """Prompts of a batch that are looked up in the prefix indexes; they stand for the rest."""
 HALF = 0.5
 """A server that finds less than this share of the expected prefix has evicted it (0..1)."""
+WATCHED = 1024
+"""Prefixes watched at a time; the least recently used one is forgotten."""
 
 Tokens = bytes | Sequence[int]
 """UTF-8 text, or token ids."""
@@ -34,6 +39,8 @@ class Fingerprint:
     """Share of the prompt in one block (0..1)."""
     media: tuple[int, ...] = ()
     """Block in which each image, video or audio part ends, counted from 0."""
+    prompt: Tokens | None = None
+    """Text or ids, until the request has been compared with others."""
 
 
 EMPTY = Fingerprint((), 0.0)
@@ -58,7 +65,7 @@ def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> 
         block = prompt[at : at + size]
         chain = hash((chain, block if isinstance(block, bytes) else tuple(block)))
         hashes.append(chain)
-    return Fingerprint(tuple(hashes), size / len(prompt), tuple((at - 1) // size for at in media_at))
+    return Fingerprint(tuple(hashes), size / len(prompt), tuple((at - 1) // size for at in media_at), prompt)
 
 
 class PrefixIndex:
@@ -145,3 +152,72 @@ class Ask:
 
 NOTHING = Ask(0)
 """Placeholder for a prompt that is unknown, or no longer needed."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    rests: deque[Tokens] = field(default_factory=lambda: deque(maxlen=SHARERS))
+    count: int = 0
+    copies: int = 0
+
+    def known(self, rest: Tokens) -> int | None:
+        """Return the index of a continuation that ``rest`` is no other than; None if there is none. The next turn of a
+        conversation begins as its last one did, and a repeated request is no other continuation."""
+        return next((i for i, r in enumerate(self.rests) if rest[: len(r)] == r[: len(rest)]), None)
+
+
+class SharedPrefixes:
+    """Prefixes that several requests share, by their distinct continuations.
+
+    A lost copy (evicted, or its server moved) is made again, each time after twice as many requests, so that a short
+    pool with too little memory for a prefix is not filled with it again and again.
+    """
+
+    def __init__(self) -> None:
+        self._watched: OrderedDict[int, _Watched] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def due(self, prompt: Fingerprint, blocks: int) -> bool:
+        """Return True if the first ``blocks`` (> 0) of ``prompt``, which a server holds, should be copied when it goes
+        on from them."""
+        rest = self._rest(prompt, blocks)
+        seen = self._watched.get(prompt.hashes[blocks - 1]) or _Watched()
+        return bool(rest) and seen.count + (seen.known(rest) is None) >= SHARERS << seen.copies
+
+    def note(self, prompt: Fingerprint, blocks: int) -> None:
+        """Record that ``prompt`` goes on from its first ``blocks`` (> 0)."""
+        rest = self._rest(prompt, blocks)
+        if not rest:
+            return
+        key = prompt.hashes[blocks - 1]
+        seen = self._watched.setdefault(key, _Watched())
+        self._watched.move_to_end(key)
+        if len(self._watched) > WATCHED:
+            self._watched.popitem(last=False)
+        at = seen.known(rest)
+        if at is None:
+            seen.rests.append(rest)
+            seen.count += 1
+        else:
+            seen.rests[at] = max(seen.rests[at], rest, key=len)
+
+    @staticmethod
+    def _rest(prompt: Fingerprint, blocks: int) -> Tokens:
+        """Return the block that follows; empty for a retry, which is no new request."""
+        if prompt.prompt is None:
+            return b""
+        size = block_size(prompt.prompt)
+        return prompt.prompt[blocks * size : (blocks + 1) * size]
+
+    def copied(self, prompt: Fingerprint, blocks: int) -> None:
+        """Restart the count: a copy of the first ``blocks`` of ``prompt`` is being made."""
+        seen = self._watched[prompt.hashes[blocks - 1]]
+        seen.rests.clear()
+        seen.count = 0
+        seen.copies += 1
+
+    def clear(self) -> None:
+        """Forget all prefixes: the servers' caches are being flushed."""
+        self._watched.clear()

@@ -55,6 +55,9 @@ class Counts:
         metadata=_metric("Instances moved, by the pool they moved to", "target", "migrations"),
     )
     prefix_tokens: int = field(default=0, metadata=_metric("Tokens expected to be found in a prefix cache"))
+    copied: int = field(
+        default=0, metadata=_metric("Requests sent to the short pool to leave a copy of a shared prefix there")
+    )
     retried: int = field(default=0, metadata=_metric("Requests sent to a second instance"))
     waited: int = field(default=0, metadata=_metric("Requests that waited in the queue"))
     failed: int = field(default=0, metadata=_metric("Requests answered 500, 502 or 504, or cut off"))
@@ -93,6 +96,7 @@ class Journal:
         c.prefix_tokens += tokens - choice.new_tokens
         self.lengths.add(choice.new_tokens, max(0, tokens - choice.new_tokens))
         c.spilled[choice.length_class] += choice.spilled
+        c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Record one time to first token."""
