@@ -23,7 +23,6 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Plan, Waiting
 from laps_core.pools import choice, offers
-from laps_core.pools.choice import Pools
 from laps_core.pools.controller import PoolController
 from laps_core.pools.prefixes import Ask
 
@@ -133,7 +132,8 @@ RULES = (
     Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
 
-# -- rules beyond those of one server's policy: for memory that runs out, for ranks that plan together, for the router
+# -- rules beyond those of one server's policy: for memory that runs out, for ranks that plan together, for the router;
+# not copies of shared prefixes, for no two simulated sessions share any
 
 
 def _everything(self: Ask, *_: Any) -> int:
@@ -158,7 +158,6 @@ BEYOND = (
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _returns(()))], kind="router"),
-    Rule("copies of prefixes", "none", patches=[put(Pools, "_host_of_copy", _returns(None))], kind="router"),
     Rule("spill", "own pool only", alloc={"spill": "off"}, kind="divided"),
     Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="divided"),
 )  # fmt: skip
