@@ -57,6 +57,7 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),
+    "sim-gpu": Step("benchmark.fidelity.gpu"),
     "emulated": Step("benchmark.fidelity.policies"),
     **{
         f"emulated-{n}-{model}": Step(

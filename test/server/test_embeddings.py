@@ -49,7 +49,7 @@ def test_a_short_text_is_embedded_before_a_long_one_that_came_first(prefill: Pre
                 await embed(http, prefill, text)
                 done.append(name)
 
-            await asyncio.gather(one("long", ids(20, 40 * CHUNK), 0.0), one("short", ids(21, 20), 0.2))
+            await asyncio.gather(one("long", ids(20, 12 * CHUNK), 0.0), one("short", ids(21, 20), 0.2))
         return done
 
     assert asyncio.run(scenario()) == ["short", "long"]
