@@ -161,8 +161,8 @@ def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
             print(f"{name}: P{100 * share:g}: receipts miss {quantile(missed, share):.2f} ms in the server, "
                   f"{quantile(way, share):.2f} ms outside; a ping takes {quantile(loopback.took_ms, share):.2f}"
             )  # fmt: skip
-        # A prompt is longer than a ping.
-        outside_ms = quantile(way, 0.5) - quantile(loopback.took_ms, 0.5)
+        # A prompt is longer than a ping, and waits for a core more often.
+        outside_ms = quantile(way, 0.5) - 2.0 * quantile(loopback.took_ms, 0.5)
         return quantile(missed, 0.99) <= 1.0 and outside_ms <= 2.0
 
     until_seen(once, "the machine lets processes run as they become ready")
