@@ -215,7 +215,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         flight = core.flight_of(batch)
         if flight is not None and self.laps.marks and self.laps.ranks.stages > 1:
             # The result comes when the last stage is done, long after this one.
-            flight.marks[1].synchronize()
             flight.took_s = self.laps.marks.seconds(*flight.marks)
         elif flight is not None and flight.done is None and result.copy_done is not None:
             # The stock method waits for the same event first; what it does after that is not the step.
