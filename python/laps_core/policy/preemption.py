@@ -34,16 +34,13 @@ class Preemption:
 
     def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: Sequence[Waiting]) -> bool:
         """Return True if a batch of these runs in this pause: without, they would miss a deadline, and what is paused
-        would miss none; or it pays, where both would miss one, or neither, and not all have deadlines: nobody is early
-        for nothing."""
+        would miss none; or it pays, where both would miss one, or neither."""
         fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
         ends_s, due_s = now + paused.left_s, paused.deadline_s
         missed = self.misses(now, picked, paused.left_s)
         if missed != (due_s is not None and ends_s <= due_s < ends_s + took_s):
             return missed
-        if not missed and due_s is not None and all(w.deadline_s is not None for w in picked):
-            return False
         mine, others = self._sizes.weights(picked, everybody)
         return gain(-fixed_s, others, (mine, paused.left_s), (paused.weight, -took_s)) >= 0.0
 
