@@ -71,6 +71,13 @@ def test_classes_stay_apart_where_somebody_has_no_deadline_or_the_long_prompt_to
     assert joint(shorts=shorts, longs=longs) is None
 
 
+@pytest.mark.parametrize(("by_s", "apart"), [(6.0, False), (7.0, True)])
+def test_classes_stay_apart_while_all_deadlines_are_far(by_s: float, apart: bool) -> None:
+    """0.416 s of work."""
+    assert (joint(shorts=due(50, 50, by_s=9.0), longs=due(4000, by_s=by_s)) is None) == apart
+    assert joint(shorts=due(50, 50, by_s=0.1), longs=due(4000, by_s=by_s)) is not None
+
+
 def test_without_long_prompts_there_is_nothing_to_join() -> None:
     assert joint(BOTH._replace(long=LongBatch())) is None
 

@@ -1,7 +1,8 @@
 """One step for short requests, long prompts and a row of each stream, where all have deadlines. Beyond the paper.
 
-A first token before its deadline is worth nothing, nor is a stream's next one. So nobody preempts who can wait: a step
-holds what ends in time for everybody in it, and its fixed time is spent once (FlowPrefill, SLO-aware batching).
+Where deadlines are near nobody preempts who can wait: a step holds what ends in time for everybody in it, and its fixed
+time is spent once (FlowPrefill, SLO-aware batching). While they are far, all is as without deadlines: short requests
+need not wait for a full step.
 
 Bound: a long prompt that is cut for it has at least half of the time, rows not counted. Where short requests leave it
 less they are batches of their own, and the gap keeps these apart.
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 from laps_core.length import LONG
 from laps_core.policy.batching import oldest_of
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LongBatch, Plan, Waiting
+
+CALM = 16.0
+"""Deadlines are far while, one after the other, everybody who waits ends in this part of the time until its own."""
 
 
 def together(
@@ -24,16 +29,17 @@ def together(
 ) -> Plan | None:  # fmt: skip
     """The plan as one step of its short requests and of its long prompts, the first of them cut where it has to be.
 
-    None without long prompts, where a request that waits has no deadline, or where the first prompt has less than half
-    of the time. The step takes at most `within_s` (seconds), its `rows` not counted, and ends in time for each of its
-    short requests that can be in time at all. `shorts`, `longs`: all that wait.
+    None without long prompts, where a request that waits has no deadline, while all of these are far, or where the
+    first prompt has less than half of the time. The step takes at most `within_s` (seconds), its `rows` not counted,
+    and ends in time for each of its short requests that can be in time at all. `shorts`, `longs`: all that wait.
     """
-    if not plan.long.picked or any(w.deadline_s is None for w in (*shorts, *longs)):
+    dues = [(w.deadline_s - now, sizes.work_s(w)) for w in (*shorts, *longs) if w.deadline_s is not None]
+    if not plan.long.picked or len(dues) < len(shorts) + len(longs) or _far(dues):
         return None
     joining, turns = [shorts[i] for i in plan.picked], [longs[i] for i in plan.long.picked]
     alone_s = sizes.batch_s(joining)
-    dues = [w.deadline_s for w in joining if w.deadline_s is not None and w.deadline_s >= now + alone_s]
-    within_s = min([within_s, *(due_s - now for due_s in dues)])
+    left_s = (w.deadline_s - now for w in joining if w.deadline_s is not None)
+    within_s = min([within_s, *(s for s in left_s if s >= alone_s)])
     joined = sizes.joining(joining)
     room = (sizes.budget - joined - rows) // sizes.unit * sizes.unit
     shape = [(w.tokens, w.history) for w in joining]
@@ -63,3 +69,9 @@ def together(
         mixed=bool(joining),
         account=plan.account._replace(oldest=oldest_of(longs) in chosen),
     )
+
+
+def _far(dues: Sequence[tuple[float, float]]) -> bool:
+    """Return True if all of these deadlines are far. `dues`: time until each, and the work until then (seconds)."""
+    ends_s = accumulate(work_s for _, work_s in sorted(dues))
+    return all(CALM * end_s <= left_s for end_s, (left_s, _) in zip(ends_s, sorted(dues), strict=True))
