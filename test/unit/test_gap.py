@@ -38,6 +38,26 @@ def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
     assert made(0.5).seconds == pytest.approx(2 * F)
 
 
+@pytest.mark.parametrize(("longs", "times"), [(0, 1), (SAVED, 1), (2 * SAVED, 2), (SAVED**2, SAVED), (500, SAVED)])
+def test_the_more_long_prompts_wait_the_longer_it_is_to_a_bound(longs: int, times: int) -> None:
+    gap, least_s = made(0.15), F / 0.15
+    spend(gap, 1.0)
+    gap.watch(longs)
+    assert gap.opens_s() == pytest.approx(1.0 + times * least_s)
+    assert gap.least_s == pytest.approx(least_s)
+    assert gap.presses_s() == pytest.approx(1.0 + F), "to a deadline it is all one"
+
+
+def test_what_it_grows_by_counts_from_the_begin_of_the_last_batch() -> None:
+    least_s = F / 0.15
+    for took_s, times in ((0.5 * least_s, 1.5), (1.5 * least_s, 1.0)):
+        gap = made(0.15)
+        gap.watch(2 * SAVED)
+        spend(gap, 1.0)
+        ran(gap, 1.0, 1.0 + took_s)
+        assert gap.opens_s() == pytest.approx(1.0 + took_s + times * least_s)
+
+
 def test_those_not_needed_are_saved_up_one_a_gap() -> None:
     gap, at = made(0.15), 1.0
     g = gap.seconds

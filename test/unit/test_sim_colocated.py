@@ -118,13 +118,13 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_and_streams_along() -> None
 
 
 def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows take less than steps would: more than can be done at once is done sooner."""
+    """Rows take less than steps would: where more comes than can be done, first tokens come sooner."""
     profile, trace = Profile.load("h200-qwen3-30b-a3b"), load(60.0, 10.0)
     carried = serve(Serving(LAPS), trace, profile)
     monkeypatch.setattr(Decode, "rows_s", lambda *_: math.inf)
     apart = serve(Serving(LAPS), trace, profile)
-    assert carried.rate > 1.02 * apart.rate
-    assert carried.ttft[carried.short].mean() < apart.ttft[apart.short].mean()
+    assert carried.ttft.mean() < 0.97 * apart.ttft.mean()
+    assert carried.ttft[carried.short].mean() < 0.8 * apart.ttft[apart.short].mean()
 
 
 def test_decode_servers_of_their_own_are_never_disturbed() -> None:

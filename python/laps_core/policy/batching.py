@@ -85,7 +85,7 @@ class LongBatches:
         budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
         if not sizes.layers and sizes.chunk is not None:
             joined = sizes.joining(joining)
-            budget = sizes.timely_chunk(batch[0], joined, self._gap.seconds)
+            budget = sizes.timely_chunk(batch[0], joined, self._gap.least_s)
         packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=ends_s(batch[0], sizes, now))
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0

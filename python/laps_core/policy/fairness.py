@@ -10,7 +10,8 @@ import math
 from laps_core.policy.predict import Sizes
 
 SAVED = 4
-"""So many preemptions may follow each other at once, where there was none for as many gaps."""
+"""So many preemptions may follow each other at once, where there was none for as many gaps; and gaps grow where more
+long prompts than this wait, to so many times."""
 LATE = 0.1
 """Part of the guard's share that a prompt keeps which is too late for its deadline: others can still be in time."""
 
@@ -24,14 +25,20 @@ class Gap:
     long work runs meanwhile: the device never idles for the sake of a fuller batch. Batches that would miss a deadline
     by waiting follow each other a fixed time apart, for SAVED gaps; they may cost more than `overhead`.
 
-    Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
-    P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else SAVED G + S: half of a long
-    time, or a fifth to a sixth of it, while S is shorter than G.
+    All long prompts that wait pay for a step. So where these are n > SAVED the gap is n / SAVED times as long, but
+    counted from the begin of the last batch: near saturation steps of few requests are what others lack, and in closed
+    loops the clients of long prompts are soon all that there are.
+
+    Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the least
+    gap, P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else SAVED G + S: half of a
+    long time, or a fifth to a sixth of it, while S is shorter than G.
     """
 
     def __init__(self, overhead: float, sizes: Sizes) -> None:
         """`overhead`: share of the device that preemption may cost (0 < overhead <= 1). `sizes`: know F."""
         self._overhead, self._sizes = overhead, sizes
+        self._longs = 0
+        self._took_s = 0.0
         self.ended_s = -math.inf
         """When the last batch had run."""
         self._owed = 0.0
@@ -41,9 +48,18 @@ class Gap:
         self._follows = False
 
     @property
-    def seconds(self) -> float:
-        """The gap; 0 while F is not known."""
+    def least_s(self) -> float:
+        """The gap while few long prompts wait; 0 while F is not known."""
         return (self._sizes.fixed_s or 0.0) / self._overhead
+
+    @property
+    def seconds(self) -> float:
+        """The gap, from the end of the last batch; 0 while F is not known."""
+        return max(self.least_s, min(SAVED, self._longs / SAVED) * self.least_s - self._took_s)
+
+    def watch(self, longs: int) -> None:
+        """So many long prompts wait or are paused; call it before each decision."""
+        self._longs = longs
 
     def opens_s(self, ends_s: float = math.inf) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended. `ends_s`: when one
@@ -54,12 +70,12 @@ class Gap:
     def presses_s(self) -> float:
         """From when on a batch may preempt that a deadline does not let wait: a fixed time after the last one, in a run
         of SAVED gaps. Infinite where only ``opens_s`` counts."""
-        runs = self.ended_s - self._begun_s < SAVED * self.seconds
+        runs = self.ended_s - self._begun_s < SAVED * self.least_s
         return math.inf if self._sent or not runs else self.ended_s + (self._sizes.fixed_s or 0.0)
 
     def sent(self, now: float) -> None:
         """A batch that preempts goes to the device."""
-        self._follows = now < self.ended_s + self.seconds
+        self._follows = now < self.ended_s + self.least_s
         paid = max(0.0, now - self.ended_s) / max(self.seconds, 1e-9)
         self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
@@ -67,6 +83,7 @@ class Gap:
     def ran(self, begin: float, end: float) -> None:
         """A batch that preempted has had the device from `begin` to `end`."""
         self._sent -= 1
+        self._took_s = end - begin
         if not self._follows:
             self._begun_s = begin
         self.ended_s = end

@@ -117,6 +117,7 @@ class Pacer:
         `free_s`: when the device will be free of what runs.
         """
         self._threshold.update(now, self.model.boundary)
+        self.gap.watch(len(longs) + (paused is not None))
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:

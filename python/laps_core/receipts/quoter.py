@@ -130,7 +130,7 @@ class Quoter:
         if model is None:
             return None
         sizes, gap = pacer.sizes, pacer.gap
-        gap_s = gap.seconds
+        gap_s = gap.least_s
         opens_s = gap.opens_s(now + device.left_s)
         rate, share = backlog.short_rate(now)
         threshold = pacer.threshold_tokens
