@@ -109,6 +109,7 @@ RULES = (
     Rule("overtaking", "long prompts preempt none", patches=[put(preemption, "DEPTH", 0)]),
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
+    Rule("longer gaps for many", "as long as for one", patches=[put(Gap, "watch", _returns(None))]),
     Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
     Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _returns(True))]),
     Rule("shared steps", "steps of one class", patches=[put(Preemption, "share", _unshared)]),

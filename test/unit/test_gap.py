@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.fairness import SAVED, Gap, stretch
+from laps_core.policy.fairness import MANY, SAVED, Gap, stretch
 from pacers import spend
 
 F = 0.0045
@@ -38,7 +38,7 @@ def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
     assert made(0.5).seconds == pytest.approx(2 * F)
 
 
-@pytest.mark.parametrize(("longs", "times"), [(0, 1), (SAVED, 1), (2 * SAVED, 2), (SAVED**2, SAVED), (500, SAVED)])
+@pytest.mark.parametrize(("longs", "times"), [(0, 1), (MANY, 1), (2 * MANY, 2), (MANY**2, MANY), (500, MANY)])
 def test_the_more_long_prompts_wait_the_longer_it_is_to_a_bound(longs: int, times: int) -> None:
     gap, least_s = made(0.15), F / 0.15
     spend(gap, 1.0)
@@ -52,7 +52,7 @@ def test_what_it_grows_by_counts_from_the_begin_of_the_last_batch() -> None:
     least_s = F / 0.15
     for took_s, times in ((0.5 * least_s, 1.5), (1.5 * least_s, 1.0)):
         gap = made(0.15)
-        gap.watch(2 * SAVED)
+        gap.watch(2 * MANY)
         spend(gap, 1.0)
         ran(gap, 1.0, 1.0 + took_s)
         assert gap.opens_s() == pytest.approx(1.0 + took_s + times * least_s)

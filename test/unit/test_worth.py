@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from laps_core.length import LONG, SHORT
 from laps_core.policy.exchange import AHEAD
-from laps_core.policy.fairness import SAVED
+from laps_core.policy.fairness import MANY
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Paused, Plan, Waiting
 from pacers import CHUNK, GAP, TOKEN, F, ended, launch, long, pacer, short, spend
@@ -44,7 +44,7 @@ def test_those_in_the_paused_batch_lose_the_whole_short_one() -> None:
 
 def test_a_deadline_that_the_batch_would_make_it_miss_counts_more() -> None:
     me, now = pacer(), 1.0
-    spend(me.gap, now - 2 * SAVED * GAP)
+    spend(me.gap, now - 2 * MANY * GAP)
     for slack, first in ((0.5, LONG), (0.03, SHORT)):
         one = [short("a", arrival=now, deadline=now + LONE + slack)]
         plan = me.plan(now, one, [long(300, now)] * 400, paused=Paused(0.1, 1, weight=1.0))

@@ -10,8 +10,9 @@ import math
 from laps_core.policy.predict import Sizes
 
 SAVED = 4
-"""So many preemptions may follow each other at once, where there was none for as many gaps; and gaps grow where more
-long prompts than this wait, to so many times."""
+"""So many preemptions may follow each other at once, where there was none for as many gaps."""
+MANY = 4
+"""Gaps grow with the long prompts that wait if these are more than this, to so many times."""
 LATE = 0.1
 """Part of the guard's share that a prompt keeps which is too late for its deadline: others can still be in time."""
 
@@ -25,7 +26,7 @@ class Gap:
     long work runs meanwhile: the device never idles for the sake of a fuller batch. Batches that would miss a deadline
     by waiting follow each other a fixed time apart, for SAVED gaps; they may cost more than `overhead`.
 
-    All long prompts that wait pay for a step. So where these are n > SAVED the gap is n / SAVED times as long, but
+    All long prompts that wait pay for a step. So where these are n > MANY the gap is n / MANY times as long, but
     counted from the begin of the last batch: near saturation steps of few requests are what others lack, and in closed
     loops the clients of long prompts are soon all that there are.
 
@@ -55,7 +56,7 @@ class Gap:
     @property
     def seconds(self) -> float:
         """The gap, from the end of the last batch; 0 while F is not known."""
-        return max(self.least_s, min(SAVED, self._longs / SAVED) * self.least_s - self._took_s)
+        return max(self.least_s, min(MANY, self._longs / MANY) * self.least_s - self._took_s)
 
     def watch(self, longs: int) -> None:
         """So many long prompts wait or are paused; call it before each decision."""
