@@ -1,7 +1,7 @@
 """Long batches in slices, with a pause between two slices in which other work may run (FlowPrefill).
 
-The model's own forward pass runs. Hooks before its layers, and before the operators in them, count what is done, and
-where a slice is over they call the pause in the middle of the pass. To everything around it (sampling, streams,
+The model's own forward pass runs. What stands before its layers, and before the operators in them, counts what is done,
+and where a slice is over it calls the pause in the middle of the pass. To everything around it (sampling, streams,
 results) it is one forward pass that takes long; what happens in the pauses is the caller's.
 """
 
@@ -28,7 +28,7 @@ from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
 from sglang_laps.abandoned import NoResult
 from sglang_laps.armed import Abandoned, Armed, Order, Pause
-from sglang_laps.layers import NoLayers, Point, decoder_layers, points
+from sglang_laps.layers import NoLayers, decoder_layers, points
 from sglang_laps.put_back import aside, put_back
 
 if TYPE_CHECKING:
@@ -159,8 +159,10 @@ class Slices(Armed):
         """At how many points of a layer a pass can be paused, blocks of rows aside."""
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         layers = set(map(id, stack))
-        for point in found:
-            self._stand_before(point, enters=id(point.module) in layers)
+        for module, operator in found:
+            run = self._in_blocks if operator.divisible else partial(self._after, enters=id(module) in layers)
+            # A hook of torch would cost every pass ten times what this does, in slices or not.
+            module.forward = partial(run, module.forward, operator)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
@@ -187,7 +189,7 @@ class Slices(Armed):
             self._no_result.learn(output)
             return output
         now = _Pass(forward_batch, self._all, self.layers, armed)
-        # While a graph is replayed no hook is called.
+        # While a graph is replayed no module is called.
         try:
             with self._under(now, None):
                 output = self._whole(forward_batch, *args, **kwargs)
@@ -219,26 +221,18 @@ class Slices(Armed):
         now.batch = replace(forward_batch)
         return now.batch
 
-    # -- hooks
+    # -- before the operators
 
-    def _stand_before(self, point: Point, *, enters: bool) -> None:
-        """`enters`: a layer begins here."""
-        module, operator = point
-
-        def before(*_: Any) -> None:
-            # Also called while a graph is captured or compiled: then no pass is under way.
-            now = self._pass
-            if now is None:
-                return
+    def _after(self, whole: Callable[..., Any], operator: Operator, /, *args: Any, enters: bool, **kwargs: Any) -> Any:
+        """An operator that runs whole. `enters`: a layer begins with it."""
+        # Also called while a graph is captured or compiled: then no pass is under way.
+        now = self._pass
+        if now is not None:
             if now.even is None:
                 self._reach(now, operator)
             elif enters and now.even.due():
                 self._between(now, now.even.done - 1)
-
-        if not operator.divisible:
-            module.register_forward_pre_hook(before)
-            return
-        module.forward = partial(self._in_blocks, module.forward, operator)
+        return whole(*args, **kwargs)
 
     def _in_blocks(self, whole: Callable[..., Any], operator: Operator, x: Any, *args: Any, **kwargs: Any) -> Any:
         """A dense MLP. Its widest activations are as long as the block, and none is held while another batch runs."""
