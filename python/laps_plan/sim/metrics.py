@@ -55,8 +55,6 @@ class Group:
     requests: int
     ttft: dict[str, float] = field(default_factory=dict)
     """p50, p90, p99, mean."""
-    longest_wait: float = 0.0
-    """From the scheduler's sight of a request to its first batch."""
     slowdown: dict[str, float] = field(default_factory=dict)
     """TTFT over the TTFT of the same request alone: p50, p90."""
     within: float | None = None
@@ -112,11 +110,6 @@ class Outcome:
         """Busy share of the devices (0..1)."""
         return sum(self.busy_s) / len(self.busy_s) / self.seconds if self.seconds else 0.0
 
-    @property
-    def tokens_rate(self) -> float:
-        """Prefill tokens computed per second."""
-        return float(np.sum(self._column("new"))) / self.seconds if self.seconds else 0.0
-
     def groups(
         self, threshold: int = 256, slo_s: float | Callable[[str], float] | None = None, warm: float = 0.0
     ) -> dict[str, Group]:
@@ -141,7 +134,6 @@ class Outcome:
             n,
             {**{f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)},
              "mean": float(ttft.mean())},
-            float(self._column("wait")[mask].max()),
             {f"p{q}": float(np.percentile(slow, q)) for q in (50, 90)},
             None if slo_s is None else float((ttft <= slo_s).mean()),
         )  # fmt: skip

@@ -26,7 +26,6 @@ from laps_plan.traffic.streams import Stream
 
 POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
 """Stock servers' own, and what is proposed for them."""
-ROUTERS = ("round-robin", "least-load", "pools")
 DUAL_ONLY = {"wait_window_ms": 0.0}
 
 

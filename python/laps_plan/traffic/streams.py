@@ -182,22 +182,6 @@ class Closed:
         return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
 
 
-class Jobs(Closed):
-    """Offline work: ``n`` requests, at most ``clients`` of them under way; the next is sent with each answer.
-
-    What ``Closed`` is without a turnaround: a feeder that keeps a fixed number in flight.
-    """
-
-    def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
-        self._rngs = [random.Random(self.seed)]
-        return iter([self._next(0.0, -1) for _ in range(int(min(self.clients, self.n)))])
-
-    def _next(self, now: float, client: int) -> Job:
-        self._sent += 1
-        return Job(now, self.sizes(self._rngs[0]), slo_s=self.slo_s, number=self._sent)
-
-
 @dataclass
 class Sessions(Closed):
     """Conversations: ``clients`` at a time, each a new one when its last is over; ``sizes`` of their first turns.
