@@ -51,6 +51,15 @@ def test_a_deadline_of_what_is_paused_counts_as_much() -> None:
     assert not pacer("s-edf").plan(NOW, [], one, paused=urgent._replace(weight=100.0)).order
 
 
+def test_who_would_miss_a_deadline_overtakes_again_after_a_steps_fixed_time() -> None:
+    """The gap is 40 ms, and a step costs 10; work of 0.11 s is due in 0.3."""
+    for due_s, moved_s, again in ((0.3, 0.009, False), (0.3, 0.011, True), (None, 0.011, False), (None, 0.041, True)):
+        one, me = prompt(1000, due_s), pacer("least-work")
+        paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)
+        assert me.plan(NOW, [], [one], paused=paused).order == (LONG,)
+        assert bool(me.plan(NOW, [], [one], paused=paused._replace(left_s=0.5 - moved_s)).order) == again
+
+
 def test_who_is_in_time_anyhow_preempts_where_nobody_pays_for_it() -> None:
     calm = Waiting(50, 0, 99.0, NOW + 5.0)
     paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)

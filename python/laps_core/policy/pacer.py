@@ -141,11 +141,12 @@ class Pacer:
         if paused is not None:
             if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
                 return plan._replace(order=(SHORT,))
-            # What has been overtaken has a gap before it is again.
-            again = self._overtaken_s - gap.seconds < paused.left_s <= self._overtaken_s
-            if back or urgent == SHORT or again:
+            if back or urgent == SHORT:
                 return plan
-            plan = preemption.add_overtaking(now, longs, paused, budget, plan, everybody)
+            moved_s = self._overtaken_s - paused.left_s
+            plan = preemption.add_overtaking(
+                now, longs, paused, budget, plan, everybody, moved_s=math.inf if moved_s < 0.0 else moved_s
+            )
             self._overtaken_s = paused.left_s if plan.order else self._overtaken_s
             return plan
         # Those that join would take the memory first.

@@ -63,17 +63,21 @@ class Preemption:
 
     def add_overtaking(
         self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,
-        everybody: Sequence[Waiting],
+        everybody: Sequence[Waiting], *, moved_s: float,
     ) -> Plan:  # fmt: skip
         """The plan, with a batch of long prompts that preempts what is paused, if any should. They run whole. `budget`:
-        tokens."""
+        tokens. `moved_s`: device time that this has had since it was overtaken last. It has a gap before it is again,
+        or a step's fixed time where a deadline would be missed."""
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= DEPTH:
             return plan
         turns = line(self._longs.order, longs, sizes, now, paused)
         turns = [i for i in turns if not longs[i].started and longs[i].tokens <= budget]
         batch = [longs[i] for i in turns]
-        left_s = ends_s(batch[0], sizes, now) if self.misses(now, batch[:1], paused.left_s) else None
+        pressed = self.misses(now, batch[:1], paused.left_s)
+        if moved_s < (sizes.fixed_s if pressed else self._gap.least_s):
+            return plan
+        left_s = ends_s(batch[0], sizes, now) if pressed else None
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)
         if not picked or not self.pays(now, [batch[i] for i in picked], paused, everybody):
             return plan

@@ -179,9 +179,10 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
     own_s = work_s(model, new, cached, state.chunk) + model.step_s
     ahead_s = sum(seconds + count * model.step_s for _, count, seconds in state.longs) + sum(state.under_way)
     batch_s = model.work_s(chunk, longest - chunk) + model.step_s
-    # While it is paused others overtake it, a gap apart.
+    # While it is paused others overtake it, a gap apart; or a step's fixed time, where they would miss a deadline.
     overtakes_s = model.work_s(state.short_batch, 0) + model.step_s
-    long_s = (ahead_s + own_s + batch_s) / min(state.share, state.gap_s / (state.gap_s + overtakes_s))
+    apart_s = model.step_s if state.runs else state.gap_s
+    long_s = (ahead_s + own_s + batch_s) / min(state.share, apart_s / (apart_s + overtakes_s))
     full_s = model.linear * state.short_batch + state.short_batch * model.per_request / 16 + model.fixed
     short_s = max(state.longest_short_s, full_s)
     rest_s = SAVED * state.gap_s + short_s if state.runs else short_s
