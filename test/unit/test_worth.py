@@ -153,3 +153,12 @@ def test_the_books_of_the_guard_follow_what_is_left_of_the_batch(since: float) -
     assert plan.mixed
     assert plan.account.oldest
     assert min(range(len(longs)), key=lambda i: longs[i].since_s) in plan.long.picked
+
+
+def test_where_many_pay_a_batch_that_is_not_full_waits_longer() -> None:
+    for shorts, first in ((1, ()), (CHUNK // 2 // 50 + 1, (SHORT,))):
+        me, now = pacer(), 1.0
+        spend(me.gap, now - 2 * GAP)
+        longs = [long(6000, now)] * (2 * MANY)
+        plan = me.plan(now, [short(str(i)) for i in range(shorts)], longs, paused=Paused(9.0, 1, weight=1e-3))
+        assert plan.order[:1] == first

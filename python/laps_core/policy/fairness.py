@@ -59,7 +59,7 @@ class Gap:
         return max(self.least_s, min(MANY, self._longs / MANY) * self.least_s - self._took_s)
 
     def watch(self, longs: int) -> None:
-        """So many long prompts wait or are paused; call it before each decision."""
+        """So many long prompts wait or are paused, and pay for a step of few; call it before each decision."""
         self._longs = longs
 
     def opens_s(self, ends_s: float = math.inf) -> float:

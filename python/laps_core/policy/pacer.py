@@ -117,7 +117,6 @@ class Pacer:
         `free_s`: when the device will be free of what runs.
         """
         self._threshold.update(now, self.model.boundary)
-        self.gap.watch(len(longs) + (paused is not None))
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
@@ -128,6 +127,8 @@ class Pacer:
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
+        # A full batch is worth a step, however many pay for it.
+        gap.watch(len(longs) + (paused is not None) if len(plan.picked) == len(shorts) else 0)
         everybody, picked, opens_s = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_s()
         pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
