@@ -250,7 +250,7 @@ class Pacer:
                 "source": self._threshold.source,
             },
             "preemption": {
-                "gap_ms": self.gap.seconds * 1e3,
+                "gap_ms": self.gap.least_s * 1e3,
                 "by_short_batches": self.preemptions,
                 "by_smaller_prompts": self.overtakes,
                 "steps_shared": self.shared,
