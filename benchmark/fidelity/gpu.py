@@ -65,13 +65,10 @@ def compared(folder: Path) -> Iterator[tuple[str, str, Figures, Figures]]:
         piece = Piece.read(folder / f"gpu-{workload}.json")
         profile = Profile.find(of_this_gpu(str((piece.machine or {}).get("gpus", ""))))
         assert profile is not None, "a profile that comes with laps-plan"
+        simulator = Simulator(profile, CHUNK)
         for policy in piece.data["pooled"]:
-            yield (
-                workload,
-                policy,
-                shown(piece.data, policy),
-                simulated(piece.data, workload, policy, Simulator(profile, CHUNK)),
-            )
+            said = simulated(piece.data, workload, policy, simulator)
+            yield workload, policy, shown(piece.data, policy), said
 
 
 def options(p: Parser) -> None:

@@ -69,13 +69,13 @@ class Preemption:
         tokens. `moved_s`: device time that this has had since it was overtaken last. It has a gap before it is again,
         or a step's fixed time where a deadline would be missed."""
         sizes = self._sizes
-        if sizes.fixed_s is None or paused.depth >= DEPTH:
+        if sizes.fixed_s is None or paused.depth >= DEPTH or moved_s < sizes.fixed_s:
             return plan
         turns = line(self._longs.order, longs, sizes, now, paused)
         turns = [i for i in turns if not longs[i].started and longs[i].tokens <= budget]
         batch = [longs[i] for i in turns]
         pressed = self.misses(now, batch[:1], paused.left_s)
-        if moved_s < (sizes.fixed_s if pressed else self._gap.least_s):
+        if not pressed and moved_s < self._gap.least_s:
             return plan
         left_s = ends_s(batch[0], sizes, now) if pressed else None
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)

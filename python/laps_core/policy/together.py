@@ -33,8 +33,8 @@ def together(
     first prompt has less than half of the time. The step takes at most `within_s` (seconds), its `rows` not counted,
     and ends in time for each of its short requests that can be in time at all. `shorts`, `longs`: all that wait.
     """
-    dues = [(w.deadline_s - now, sizes.work_s(w)) for w in (*shorts, *longs) if w.deadline_s is not None]
-    if not plan.long.picked or len(dues) < len(shorts) + len(longs) or _far(dues):
+    waiting = (*shorts, *longs)
+    if not plan.long.picked or any(w.deadline_s is None for w in waiting) or _far(now, waiting, sizes):
         return None
     joining, turns = [shorts[i] for i in plan.picked], [longs[i] for i in plan.long.picked]
     alone_s = sizes.batch_s(joining)
@@ -71,7 +71,8 @@ def together(
     )
 
 
-def _far(dues: Sequence[tuple[float, float]]) -> bool:
-    """Return True if all of these deadlines are far. `dues`: time until each, and the work until then (seconds)."""
-    ends_s = accumulate(work_s for _, work_s in sorted(dues))
-    return all(CALM * end_s <= left_s for end_s, (left_s, _) in zip(ends_s, sorted(dues), strict=True))
+def _far(now: float, waiting: Sequence[Waiting], sizes: Sizes) -> bool:
+    """Return True if all of their deadlines are far."""
+    dues = sorted((w.deadline_s - now, sizes.work_s(w)) for w in waiting if w.deadline_s is not None)
+    ends_s = accumulate(work_s for _, work_s in dues)
+    return all(CALM * end_s <= left_s for end_s, (left_s, _) in zip(ends_s, dues, strict=True))
