@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
@@ -150,6 +152,27 @@ def test_the_bound_is_that_of_the_guard_and_none_where_there_is_none() -> None:
     found = quote(waiting, 9000, 0)
     assert found.low_ms < found.ttft_ms < found.high_ms <= (found.bound_ms or 0.0)
     assert found.cls == LONG
+
+
+costs = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
+FREE = Coefficients(0.0, 1e-4, 0.0, 0.0, 0.0)
+
+
+@given(
+    model=st.builds(Coefficients, costs, costs, costs, costs, costs, st.sampled_from([0, 300])),
+    gap_s=costs, share=st.sampled_from([0.0, GUARD]), runs=st.booleans(), left_s=costs,
+    longs=st.lists(st.tuples(st.integers(0, SIZES - 1), st.integers(1, 9), costs), max_size=3).map(tuple),
+    under_way=st.lists(costs, max_size=2).map(tuple), shorts=st.integers(0, 90), layers=st.sampled_from([0, 36]),
+    new=st.integers(1, 1 << 20), cached=st.integers(0, 1 << 20),
+)  # fmt: skip
+@example(
+    model=FREE, gap_s=0.02, share=GUARD, runs=True, left_s=0.0, longs=(), under_way=(), shorts=0, layers=36,
+    new=9000, cached=0,
+)  # fmt: skip
+def test_whatever_steps_cost_and_whoever_waits_there_is_a_quote(new: int, cached: int, **more: Any) -> None:
+    found = quote(state(short_tokens=100 * more["shorts"], **more), new, cached)
+    assert 0.0 <= found.low_ms <= found.ttft_ms <= found.high_ms < math.inf
+    assert found.bound_ms is None or found.high_ms <= found.bound_ms < math.inf
 
 
 def test_the_state_travels() -> None:

@@ -133,7 +133,7 @@ def predict(state: QuoteState, new: int, cached: int, cls: ClassName | None = No
     model = state.model
     own_s = work_s(model, new, cached, state.chunk) + model.step_s
     total_s = _short_s(state, own_s) if cls == SHORT else _long_s(state, own_s)
-    stretched = total_s / own_s
+    stretched = total_s / max(own_s, 1e-9)
     return Prediction(cls, total_s, sum(stretched > bound for bound in _STRETCHED))
 
 
@@ -181,7 +181,9 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
     batch_s = model.work_s(chunk, longest - chunk) + model.step_s
     # While it is paused others overtake it, a gap apart; or a step's fixed time, where they would miss a deadline.
     overtakes_s = model.work_s(state.short_batch, 0) + model.step_s
-    apart_s = model.step_s if state.runs else state.gap_s
+    apart_s = model.step_s + model.per_request if state.runs else state.gap_s
+    if apart_s <= 0.0:
+        return None
     long_s = (ahead_s + own_s + batch_s) / min(state.share, apart_s / (apart_s + overtakes_s))
     full_s = model.linear * state.short_batch + state.short_batch * model.per_request / 16 + model.fixed
     short_s = max(state.longest_short_s, full_s)
