@@ -75,7 +75,7 @@ class Slices:
         top.left -= 1
         if not top.left:
             self._paused.pop()
-        self._saved = min(SAVED, self._saved + top.slice_s * OVERHEAD / fixed_s)
+        self._saved = min(SAVED, self._saved + top.slice_s * OVERHEAD / max(fixed_s, 1e-9))
 
     def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
         """Return the step to run in the next pause, of whole requests alone (``whole`` menus); None if none pays.
