@@ -56,9 +56,11 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return left
 
     def _has_memory(self, req: Req) -> bool:
-        """Cut the chunk down to the memory that is free; False, and no batch, where there is none: streams will give
-        theirs back."""
+        """Cut the chunk down to the memory that is free, of windows, too; False, and no batch, where there is none:
+        streams will give theirs back."""
         room = int(self.cur_rem_tokens) - self.per_req_token_overhead
+        if self.is_hybrid_swa and room > 0:
+            room = self.memory_budget.available_chunk_tokens(room) or 0
         left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
         limits: list[int | None] = [self.rem_chunk_tokens, self.chunked_req_limit]
         if min(left_tokens, *(n for n in limits if n is not None)) <= room:

@@ -33,7 +33,7 @@ def why_not(scheduler: Scheduler) -> str | None:
     if scheduler.is_generation and alone and (reason := slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
     checks = (
-        (scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm, "a hybrid model (sliding windows, or states)"),
+        (scheduler.is_hybrid_ssm, "a hybrid model with states (Mamba, linear attention)"),
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
     )

@@ -123,6 +123,13 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.event_loop_normal", "followed", "colocated", f"{_ON}, {_COLOCATED}", "c328a45b821f"),
     Seam(f"{_SCHEDULER}.event_loop_overlap", "followed", "colocated", f"{_ON}, {_COLOCATED}", "c093eb14e50c"),
     Seam("managers.schedule_batch.Req.[discard_output_reason]", "used", "colocated", f"{_ON}, {_COLOCATED}", None),
+    Seam(
+        "mem_cache.prefill_budget.SWAPrefillBudget.available_chunk_tokens",
+        "used",
+        "adder",
+        f"{_ON}, {_COLOCATED}",
+        "self, chunk_limit",
+    ),
     Seam("managers.schedule_batch.FINISH_ABORT", "used", "colocated", f"{_ON}, {_COLOCATED}", None),
     Seam("model_executor.model_runner.ModelRunnerOutput", "used", "abandoned", _ON, None),
     Seam("layers.logits_processor.LogitsProcessorOutput", "used", "abandoned", _ON, None),

@@ -67,7 +67,9 @@ NEXTN = Setup(
     shape="glm4moe",
     mode="null",
 )
-SETUPS = (*FITTED, served("eagle3", *CHAIN, more=eagle3_args), NEXTN)
+WINDOWS = Setup("colocated-drafts-eagle3", (*LAPS, *EVERY_PAUSE, *CHAIN), {}, "gptoss", eagle3_args, mode="null")
+"""Half of the target's layers see a window alone, and have KV of their own."""
+SETUPS = (*FITTED, WINDOWS, NEXTN)
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("clean")]
 
 

@@ -27,8 +27,8 @@ def scheduler(**more: Any) -> Any:
     ("more", "says"),
     [
         ({}, None),
-        ({"is_hybrid_swa": True}, "a hybrid model"),
-        ({"is_hybrid_ssm": True}, "a hybrid model"),
+        ({"is_hybrid_swa": True}, None),
+        ({"is_hybrid_ssm": True}, "a hybrid model with states"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "an encoder-decoder model"),
         ({"decode_offload_manager": object()}, "KV caches of streams are offloaded"),
     ],

@@ -116,7 +116,7 @@ def follower(folder: Path, base: Path) -> Path:
 
 
 def eagle3(folder: Path, base: Path) -> Path:
-    """Make an EAGLE3 draft of one layer with random weights for the Qwen2 checkpoint ``base`` and return its path."""
+    """Make an EAGLE3 draft of one layer with random weights for the checkpoint ``base`` and return its path."""
 
     def write(tmp: Path) -> None:
         import torch
@@ -142,6 +142,9 @@ def eagle3(folder: Path, base: Path) -> Path:
         config.architectures, config.draft_vocab_size = ["LlamaForCausalLMEagle3"], None
         config.save_pretrained(tmp)
         path = tmp / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "draft_vocab_size": None}))
+        # SGLang's choice of states needs a model of more layers.
+        states = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        more = {"draft_vocab_size": None, "eagle_config": states}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
 
     return model.once(folder / f"{base.name}-eagle3", write)

@@ -1,0 +1,73 @@
+"""No learnt model ends the scheduler: a term that the measured steps do not show is 0, and any of them may be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from laps_core.config import LapsConfig
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
+from laps_core.length import LONG
+from laps_core.policy.decode import Decode
+from laps_core.policy.order import ORDERS
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
+from laps_core.receipts.quote import quote
+from laps_core.receipts.quoter import Device, Quoter
+
+CHUNK = 4096
+
+costs = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
+models = st.builds(Coefficients, costs, costs, costs, costs, costs, st.sampled_from([0, 300]))
+deadlines = st.one_of(st.none(), st.floats(-1.0, 9.0))
+shorts = st.builds(Waiting, st.integers(1, 256), st.sampled_from([0, 9000]), st.floats(-9.0, 0.0), deadlines)
+longs = st.builds(
+    Waiting, st.integers(257, 30_000), st.sampled_from([0, 9000]), st.floats(-9.0, 0.0), deadlines,
+    started=st.booleans(), priority=st.integers(0, 1),
+)  # fmt: skip
+breaks = st.builds(
+    Paused, st.floats(0.0, 1.0), st.integers(1, 2), weight=costs, deadline_s=deadlines, slice_s=st.floats(0.0, 0.01)
+)
+
+
+@given(
+    model=models, short=st.lists(shorts, max_size=5), long=st.lists(longs, max_size=4),
+    paused=st.one_of(st.none(), breaks),
+    knobs=st.fixed_dictionaries({
+        "order": st.sampled_from(sorted(ORDERS)), "ttft_slo_ms": st.sampled_from([None, 400.0]),
+        "guard": st.sampled_from([0.0, 0.1]), "preempt_overhead": st.sampled_from([0.25, 1.0]),
+    }),
+    layers=st.sampled_from([0, 28]), even=st.booleans(), rounds=st.lists(st.floats(0.0, 0.1), min_size=1, max_size=4),
+    streams=st.integers(0, 40), step_s=costs,
+)  # fmt: skip
+def test_every_decision_is_made(
+    model: Coefficients, short: list[Waiting], long: list[Waiting], paused: Paused | None, knobs: dict[str, Any],
+    layers: int, even: bool, rounds: list[float], streams: int, step_s: float,
+) -> None:  # fmt: skip
+    config = LapsConfig(**knobs)
+    pacer = Pacer(config, chunk_tokens=CHUNK, layers=layers, even=even, model=LatencyModel(model))
+    quoter, decode, now = Quoter(config, pacer, 0.0), Decode(None), 0.0
+    decode.sent()
+    decode.ran(-step_s, 0.0, streams=streams, within=False)
+    for seconds in rounds:
+        pacer.arrived(now, len(short))
+        decode.watch(now, streams, 1000 * streams)
+        plan = pacer.plan(now, short, long, paused=paused)
+        plan = decode.turn(now, plan, short, long, paused, pacer.sizes)
+        assert Plan.of(plan.numbers()) == plan._replace(account=Account())
+        if plan.order:
+            cls = plan.order[0]
+            several = [short[i] for i in plan.picked] if cls != LONG else [long[i] for i in plan.long.picked]
+            batch = Running(cls=cls, shape=[(w.tokens, w.history) for w in several], within=paused is not None)
+            pacer.launched(now, batch, plan)
+            assert pacer.free_s(now, [batch]) >= now
+            now += seconds
+            pacer.ended(batch, None, now)
+        state = quoter.state(now, Device())
+        assert state is not None
+        for tokens in (1, 9000):
+            found = quote(state, tokens, 0)
+            assert 0.0 <= found.low_ms <= found.ttft_ms <= found.high_ms < math.inf
