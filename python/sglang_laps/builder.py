@@ -61,6 +61,8 @@ class Builder:
             get_chunked_req=lambda: core.chunked.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
+        # Rows are mixed where that pays (see _mixing), with --enable-mixed-chunk, too.
+        scheduler.is_mixed_chunk = False
 
     def build(
         self, running_batch: ScheduleBatch, paused: Paused | None = None, *, beside: bool = False

@@ -53,7 +53,6 @@ def _not_colocated(args: Any) -> str | None:
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
         (together and has("speculative_algorithm"), "speculative decoding with data-parallel attention"),
         (together and has("prefill_decode_interval"), "--prefill-decode-interval with data-parallel attention"),
-        (has("enable_mixed_chunk"), "--enable-mixed-chunk (decode steps run in pauses)"),
         (has("enable_pdmux"), "--enable-pdmux"),
         (has("dllm_algorithm"), "--dllm-algorithm"),
         (has("enable_hisparse"), "--enable-hisparse"),

@@ -77,7 +77,6 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     ("flags", "says"),
     [
         ({"speculative_algorithm": "STANDALONE"}, "speculative decoding with STANDALONE"),
-        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
     ],
 )

@@ -13,11 +13,13 @@ from served import Prefill, Reference, ids, on
 
 from .colocated import FEATURES, GRAMMARS, SETUPS, Asked, alone, at_once, mixed, must_be_as, must_be_right
 
+SELDOM = [tuple(a.replace('"tbt_ms": 1.0', '"tbt_ms": 300.0') for a in s.args) for s in SETUPS]
+"""Steps are seldom due: batches end before tokens are late."""
 WITH_ROWS = [
-    replace(s, name=f"{s.name}-rows", args=tuple(a.replace('"tbt_ms": 1.0', '"tbt_ms": 300.0') for a in s.args))
-    for s in SETUPS
+    replace(s, name=f"{s.name}-rows", args=(*args, "--enable-mixed-chunk")[: len(args) + i % 2])
+    for i, (s, args) in enumerate(zip(SETUPS, SELDOM, strict=True))
 ]
-"""Steps are seldom due here: batches end before tokens are late."""
+"""Rows are mixed where that pays, with SGLang's flag and without."""
 pytestmark = [pytest.mark.timeout(600), *on(*WITH_ROWS)]
 
 

@@ -39,7 +39,6 @@ def test_decode_servers_are_stock() -> None:
             {"enable_dp_attention": True, "speculative_algorithm": "EAGLE"},
             "speculative decoding with data-parallel attention",
         ),
-        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"dllm_algorithm": "x"}, "--dllm-algorithm"),
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
