@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
+from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, retract_all
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.runtime_context import get_exec, get_parallel
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 
+COORDINATION = "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"
+"""With it ranks draft and verify in a step in which others prefill."""
+
+
 def why_not(scheduler: Scheduler) -> str | None:
     """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
     alone = group.why_not(scheduler)
@@ -36,8 +41,14 @@ def why_not(scheduler: Scheduler) -> str | None:
         (scheduler.is_hybrid_ssm, "a hybrid model with states (Mamba, linear attention)"),
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
+        (alone is None and _coordinates() and not scheduler.spec_algorithm.is_none(), COORDINATION),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
+
+
+def _coordinates() -> bool:
+    flag = getattr(envs, COORDINATION, None)  # SGLang 0.5.22 has none
+    return flag is not None and bool(flag.get())
 
 
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:

@@ -116,7 +116,7 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(_PENALTIES, "followed", "penalties", f"{_ON}, {_COLOCATED}", "dce2467c859a"),
     Seam(f"{_SCHEDULER}.get_next_batch_to_run", "followed", "colocated", f"{_ON}, {_COLOCATED}", "34f30fd4dfb1"),
-    Seam(f"{_SCHEDULER}.[is_mixed_chunk]", "used", "builder", f"{_ON}, {_COLOCATED}", None),
+    Seam(f"{_SCHEDULER}.[is_mixed_chunk]", "set", "builder", f"{_ON}, {_COLOCATED}", None),
     Seam(f"{_SCHEDULER}._get_new_batch_prefill_raw", "followed", "builder", f"{_ON}, {_COLOCATED}", "09e8cf03a4d0"),
     Seam("managers.schedule_batch.ScheduleBatch.decoding_reqs", "used", "core", f"{_ON}, {_COLOCATED}", None),
     Seam(f"{_SCHEDULER}.update_running_batch", "followed", "colocated", f"{_ON}, {_COLOCATED}", "6962823239da"),

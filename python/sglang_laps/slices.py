@@ -97,7 +97,6 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
         (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
-        (together and not spec.is_none(), "speculative decoding on data-parallel ranks that plan together"),
         (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
         (not (spec.is_none() or spec.is_eagle()), f"speculative decoding with {spec.name}"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 from sglang_laps import compat
 
-DRAFTS = ("EAGLE", "EAGLE3")
-"""Speculative algorithms, as SGLang has resolved them, whose steps run in pauses."""
+DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
+"""Speculative algorithms that are supported without disaggregation. NEXTN is what was typed: SGLang makes EAGLE of it,
+or what it needs for the model."""
 
 
 def several_ranks(args: Any) -> bool:
@@ -51,7 +52,6 @@ def _not_colocated(args: Any) -> str | None:
     checks = (
         *_drafts(args),
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
-        (together and has("speculative_algorithm"), "speculative decoding with data-parallel attention"),
         (together and has("prefill_decode_interval"), "--prefill-decode-interval with data-parallel attention"),
         (has("enable_pdmux"), "--enable-pdmux"),
         (has("dllm_algorithm"), "--dllm-algorithm"),

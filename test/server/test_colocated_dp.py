@@ -11,17 +11,22 @@ from served import LAPS, Prefill, Reference, Setup, on
 
 from .colocated import COUNT, Asked, at_once, mixed, some_leave
 from .test_architectures import DP_ATTENTION, TWO_CORES
+from .test_colocated_drafts import CHAIN
 from .test_group_mixed import NEAR
 from .test_slices_models import steps_of_many_sizes
 
-DP2 = Setup(
-    "colocated-dp",
-    (*LAPS, *DP_ATTENTION, "--chunked-prefill-size", "2048", "--laps-config", json.dumps({"tbt_ms": 200.0})),
-    TWO_CORES,
-    "deepseek3",
-    mode="null",
-)
-pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(DP2)]
+TARGET = ("--laps-config", json.dumps({"tbt_ms": 200.0}))
+SETUPS = [
+    Setup(
+        name,
+        (*LAPS, *DP_ATTENTION, "--chunked-prefill-size", "2048", *TARGET, *flags),
+        TWO_CORES,
+        "deepseek3",
+        mode="null",
+    )
+    for name, flags in (("colocated-dp", ()), ("colocated-dp-nextn", (*CHAIN, "--speculative-algorithm", "NEXTN")))
+]
+pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
 
 
 def must_be_right(asked: list[Asked], reference: Reference) -> None:

@@ -71,6 +71,10 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
     alone[0] = None
     assert colocated.why_not(scheduler()) is None, "ranks that plan together decode between their steps"
+    monkeypatch.setenv(colocated.COORDINATION, "1")
+    for drafts in (False, True):
+        spec = SimpleNamespace(is_none=lambda drafts=drafts: not drafts)
+        assert (colocated.why_not(scheduler(spec_algorithm=spec)) is not None) == drafts
 
 
 @pytest.mark.parametrize(

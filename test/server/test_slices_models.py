@@ -54,7 +54,10 @@ DRAFTS = (
 )
 ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
 
-TOGETHER = (served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
+TOGETHER = (
+    served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),
+    served("deepseek3", *DP_ATTENTION, *ONE_STEP, "NEXTN", name="-dp-nextn", env=TWO_CORES),
+)
 
 
 def crowd(rng: random.Random) -> list[list[int]]:

@@ -76,7 +76,9 @@ class HostAttention(TorchNativeAttnBackend):
         tree = forward_batch.spec_info
         m = tree.draft_token_num
         seen, places = tree.custom_mask.view(-1, m, m), tree.positions.view(-1, m)
-        for i, total in enumerate(forward_batch.seq_lens.tolist()):
+        # Data-parallel attention pads a rank's rows to those of the others.
+        output[places.numel() :] = 0.0
+        for i, total in enumerate(forward_batch.seq_lens.tolist()[: len(places)]):
             key, value = self._kept(layer, forward_batch.req_pool_indices[i], slice(total + m), q.dtype)
             hidden = unseen(places[i], torch.cat((torch.arange(total), places[i])), layer)
             hidden[:, total:] |= ~seen[i]
