@@ -14,18 +14,19 @@ class NoResult:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._drafts = not runner.spec_algorithm.is_none()
+        spec = runner.spec_algorithm
+        self._followed = not (spec.is_none() or spec.is_standalone())
+        """A draft model follows the hidden states, of a width that depends on both models."""
         self._width = 0
 
     @property
     def known(self) -> bool:
-        """Return True if the shape of a result is known: a draft model also follows hidden states, of a width that
-        depends on both models."""
-        return self._width > 0 or not self._drafts
+        """Return True if the shape of a result is known."""
+        return self._width > 0 or not self._followed
 
     def learn(self, output: Any) -> None:
         """Learn the shape from a pass that has a result."""
-        states = output.logits_output.hidden_states if self._drafts else None
+        states = output.logits_output.hidden_states if self._followed else None
         if states is not None:
             self._width = states.shape[-1]
 
@@ -34,7 +35,7 @@ class NoResult:
         runner = self._runner
         shape = forward_batch.batch_size, runner.model_config.vocab_size
         states = None
-        if self._drafts:
+        if self._followed:
             tokens = len(forward_batch.input_ids)
             states = torch.zeros((tokens, self._width), dtype=runner.dtype, device=runner.device)
         return ModelRunnerOutput(LogitsProcessorOutput(torch.zeros(shape, device=runner.device), states), False)

@@ -98,7 +98,7 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
         (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
         (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
-        (not (spec.is_none() or spec.is_eagle()), f"speculative decoding with {spec.name}"),
+        (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
         (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from sglang_laps import compat
 
-DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
-"""Speculative algorithms that are supported without disaggregation. NEXTN is what was typed: SGLang makes EAGLE of it,
+DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+"""Speculative algorithms whose steps run in pauses. NEXTN is what was typed: SGLang makes EAGLE of it,
 or what it needs for the model."""
 
 

@@ -49,6 +49,10 @@ def eagle3_args(base: Path) -> list[str]:
     return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(made)]
 
 
+def standalone_args(base: Path) -> list[str]:
+    return ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(base)]
+
+
 def served(
     name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, env: Any = None
 ) -> Setup:
@@ -69,7 +73,7 @@ NEXTN = Setup(
 )
 WINDOWS = Setup("colocated-drafts-eagle3", (*LAPS, *EVERY_PAUSE, *CHAIN), {}, "gptoss", eagle3_args, mode="null")
 """Half of the target's layers see a window alone, and have KV of their own."""
-SETUPS = (*FITTED, WINDOWS, NEXTN)
+SETUPS = (*FITTED, WINDOWS, served("standalone", *CHAIN, more=standalone_args), NEXTN)
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("clean")]
 
 

@@ -80,7 +80,7 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"speculative_algorithm": "STANDALONE"}, "speculative decoding with STANDALONE"),
+        ({"speculative_algorithm": "NGRAM"}, "speculative decoding with NGRAM"),
         ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
     ],
 )

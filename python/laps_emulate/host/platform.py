@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 """Server arguments that have no working default without a GPU; what the user gives wins."""
 GPU_DEFAULTS = (None, "auto", "csgmv")
 """Values of these arguments that stand for the user's silence, or for what needs a GPU."""
-DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
+DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 """Speculative algorithms that run here."""
 
 

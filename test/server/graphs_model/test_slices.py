@@ -96,7 +96,9 @@ def test_with_drafts_a_pass_ends_in_a_pause_once_it_is_known_what_they_follow() 
     output: Any = result.of(SimpleNamespace(batch_size=2, input_ids=torch.zeros(43)))
     assert output.logits_output.next_token_logits.shape == (2, runner.model_config.vocab_size)
     assert output.logits_output.hidden_states.shape == (43, 3 * HIDDEN)
-    assert NoResult(Runner(4)).known
+    for algorithm in (SpeculativeAlgorithm.NONE, SpeculativeAlgorithm.STANDALONE):
+        runner.spec_algorithm = algorithm
+        assert NoResult(runner).known
 
 
 def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:
