@@ -48,7 +48,6 @@ def _not_colocated(args: Any) -> str | None:
         return bool(getattr(args, name, None))
 
     together = several_ranks(args)
-    preempts = has("enable_priority_scheduling") and not has("disable_priority_preemption")
     checks = (
         *_drafts(args),
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
@@ -60,7 +59,6 @@ def _not_colocated(args: Any) -> str | None:
         (has("enable_two_batch_overlap"), "--enable-two-batch-overlap"),
         (has("enable_lmcache"), "--enable-lmcache"),
         (has("enable_flexkv"), "--enable-flexkv"),
-        (preempts, "priorities that retract streams (--disable-priority-preemption helps)"),
         (has("enable_prefill_delayer"), "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
         (has("enable_pd_role_switch"), "--enable-pd-role-switch"),
     )

@@ -72,6 +72,7 @@ class Asked:
     sampling: dict[str, Any] = field(default_factory=dict)
     adapter: str | None = None
     session: dict[str, Any] | None = None
+    priority: int | None = None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     probabilities: list[float] = field(default_factory=list)
@@ -80,6 +81,8 @@ class Asked:
     """Tokens that were found in a cache, by where."""
     steps: int = 0
     """Verifications of drafts that the answer took."""
+    retractions: int = 0
+    """How often its stream was retracted."""
 
     async def ask(self, http: Any, url: str) -> None:
         """Stream the answer to its end."""
@@ -87,6 +90,7 @@ class Asked:
         body = {"input_ids": self.prompt, "rid": self.rid, "stream": True, "sampling_params": sampling}
         body |= {} if self.adapter is None else {"lora_path": self.adapter}
         body |= {} if self.session is None else {"session_params": self.session}
+        body |= {} if self.priority is None else {"priority": self.priority}
         async with http.post(url + "/generate", json={**body, "return_logprob": self.logprobs}) as reply:
             assert reply.status == 200, await reply.text()
             async for line in reply.content:
@@ -97,6 +101,7 @@ class Asked:
                     self.end = said["meta_info"]["finish_reason"]
                     self.cached = said["meta_info"].get("cached_tokens_details")
                     self.steps = said["meta_info"].get("spec_verify_ct", 0)
+                    self.retractions = said["meta_info"].get("num_retractions", 0)
                     self.probabilities = [p for p, *_ in said["meta_info"].get("output_token_logprobs", ())]
 
     async def come(self, http: Any, url: str) -> None:
