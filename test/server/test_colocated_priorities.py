@@ -7,9 +7,9 @@ import random
 
 import pytest
 from rounds import until_seen
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
 
-from .colocated import EVERY_PAUSE, Asked, at_once, mixed, must_be_right, some_leave
+from .colocated import EVERY_PAUSE, at_once, mixed, must_be_right, some_leave
 
 BY_PRIORITY = (
     "--enable-priority-scheduling",
