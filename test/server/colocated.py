@@ -12,6 +12,7 @@ from typing import Any
 
 import http_load as load
 import pytest
+from rounds import until_seen
 from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids
 
 from .slicing import SHAPE
@@ -197,3 +198,21 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
         if a.leaves_s is None:
             assert len(a.tokens) == a.new or a.end["type"] == "stop", (a.rid, a.end)
         assert a.tokens == reference.after_each(a.prompt, a.tokens), f"{a.rid}, a prompt of {len(a.prompt)} tokens"
+
+
+def until_streams_are_retracted(prefill: Prefill, reference: Reference) -> None:
+    """Serve more streams than memory holds, and long prompts beside them, until some are retracted."""
+    before = retractions(prefill)
+
+    def once(i: int) -> bool:
+        name, seed = f"retract-{i}-{prefill.setup.name}", 800 + 1000 * i
+        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 160, 0.0) for i in range(13)]
+        for a in asked:
+            a.sampling = {"ignore_eos": False}
+        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
+        asyncio.run(at_once(prefill, asked))
+        must_be_right(asked, reference)
+        prefill.all_tokens_are_free()
+        return retractions(prefill) > before
+
+    until_seen(once, "a stream is retracted")

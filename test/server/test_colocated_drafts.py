@@ -29,8 +29,8 @@ from .colocated import (
     mixed,
     must_be_as,
     must_be_right,
-    retractions,
     some_leave,
+    until_streams_are_retracted,
 )
 from .slicing import SHAPE
 
@@ -136,20 +136,7 @@ def test_grammars_go_on_in_the_pauses_of_the_batch_that_follows(prefill: Prefill
 
 @on(*FITTED)[0]
 def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
-    before = retractions(prefill)
-
-    def once(i: int) -> bool:
-        name, seed = f"retract-{i}-{prefill.setup.name}", 800 + 1000 * i
-        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 160, 0.0) for i in range(13)]
-        for a in asked:
-            a.sampling = {"ignore_eos": False}
-        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
-        asyncio.run(at_once(prefill, asked))
-        must_be_right(asked, reference)
-        prefill.all_tokens_are_free()
-        return retractions(prefill) > before
-
-    until_seen(once, "a stream is retracted")
+    until_streams_are_retracted(prefill, reference)
 
 
 @on(*SETUPS)[0]

@@ -7,9 +7,9 @@ import random
 
 import pytest
 from rounds import until_seen
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
 
-from .colocated import EVERY_PAUSE, Asked, at_once, mixed, must_be_right, retractions, some_leave
+from .colocated import EVERY_PAUSE, at_once, mixed, must_be_right, some_leave, until_streams_are_retracted
 
 SETUPS = [
     Setup(f"colocated-windows-{name}", (*LAPS, *EVERY_PAUSE, *flags), shape="gptoss", mode="null")
@@ -39,17 +39,4 @@ def test_every_token_is_right_and_both_pools_are_free_again(prefill: Prefill, re
 
 
 def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
-    before = retractions(prefill)
-
-    def once(i: int) -> bool:
-        name, seed = f"retract-{i}-{prefill.setup.name}", 800 + 1000 * i
-        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 160, 0.0) for i in range(13)]
-        for a in asked:
-            a.sampling = {"ignore_eos": False}
-        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
-        asyncio.run(at_once(prefill, asked))
-        must_be_right(asked, reference)
-        prefill.all_tokens_are_free()
-        return retractions(prefill) > before
-
-    until_seen(once, "a stream is retracted")
+    until_streams_are_retracted(prefill, reference)
