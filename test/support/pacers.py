@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT
@@ -14,6 +15,10 @@ from laps_core.policy.types import Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
+COSTS = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
+"""Times in seconds, 0 among them."""
+MODELS = st.builds(Coefficients, COSTS, COSTS, COSTS, COSTS, COSTS, st.sampled_from([0, 300]))
+"""Latency models, as steps of all kinds may make them: any term may be 0."""
 
 
 GAP = F / 0.25

@@ -17,11 +17,10 @@ from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.receipts.quote import quote
 from laps_core.receipts.quoter import Device, Quoter
+from pacers import COSTS, MODELS
 
 CHUNK = 4096
 
-costs = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
-models = st.builds(Coefficients, costs, costs, costs, costs, costs, st.sampled_from([0, 300]))
 deadlines = st.one_of(st.none(), st.floats(-1.0, 9.0))
 shorts = st.builds(Waiting, st.integers(1, 256), st.sampled_from([0, 9000]), st.floats(-9.0, 0.0), deadlines)
 longs = st.builds(
@@ -29,19 +28,19 @@ longs = st.builds(
     started=st.booleans(), priority=st.integers(0, 1),
 )  # fmt: skip
 breaks = st.builds(
-    Paused, st.floats(0.0, 1.0), st.integers(1, 2), weight=costs, deadline_s=deadlines, slice_s=st.floats(0.0, 0.01)
+    Paused, st.floats(0.0, 1.0), st.integers(1, 2), weight=COSTS, deadline_s=deadlines, slice_s=st.floats(0.0, 0.01)
 )
 
 
 @given(
-    model=models, short=st.lists(shorts, max_size=5), long=st.lists(longs, max_size=4),
+    model=MODELS, short=st.lists(shorts, max_size=5), long=st.lists(longs, max_size=4),
     paused=st.one_of(st.none(), breaks),
     knobs=st.fixed_dictionaries({
         "order": st.sampled_from(sorted(ORDERS)), "ttft_slo_ms": st.sampled_from([None, 400.0]),
         "guard": st.sampled_from([0.0, 0.1]), "preempt_overhead": st.sampled_from([0.25, 1.0]),
     }),
     layers=st.sampled_from([0, 28]), even=st.booleans(), rounds=st.lists(st.floats(0.0, 0.1), min_size=1, max_size=4),
-    streams=st.integers(0, 40), step_s=costs,
+    streams=st.integers(0, 40), step_s=COSTS,
 )  # fmt: skip
 def test_every_decision_is_made(
     model: Coefficients, short: list[Waiting], long: list[Waiting], paused: Paused | None, knobs: dict[str, Any],

@@ -20,6 +20,7 @@ from laps_core.receipts.quote import QuoteState, bound_s, predict, quote
 from laps_core.receipts.quoter import Device, Quoter
 from laps_plan.sim import quoting
 from laps_plan.traffic.streams import Closed, Open
+from pacers import COSTS, MODELS
 from simulated import CHUNK, HOST, MIX, PROFILE
 
 MODEL = Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3)
@@ -154,15 +155,14 @@ def test_the_bound_is_that_of_the_guard_and_none_where_there_is_none() -> None:
     assert found.cls == LONG
 
 
-costs = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
 FREE = Coefficients(0.0, 1e-4, 0.0, 0.0, 0.0)
 
 
 @given(
-    model=st.builds(Coefficients, costs, costs, costs, costs, costs, st.sampled_from([0, 300])),
-    gap_s=costs, share=st.sampled_from([0.0, GUARD]), runs=st.booleans(), left_s=costs,
-    longs=st.lists(st.tuples(st.integers(0, SIZES - 1), st.integers(1, 9), costs), max_size=3).map(tuple),
-    under_way=st.lists(costs, max_size=2).map(tuple), shorts=st.integers(0, 90), layers=st.sampled_from([0, 36]),
+    model=MODELS,
+    gap_s=COSTS, share=st.sampled_from([0.0, GUARD]), runs=st.booleans(), left_s=COSTS,
+    longs=st.lists(st.tuples(st.integers(0, SIZES - 1), st.integers(1, 9), COSTS), max_size=3).map(tuple),
+    under_way=st.lists(COSTS, max_size=2).map(tuple), shorts=st.integers(0, 90), layers=st.sampled_from([0, 36]),
     new=st.integers(1, 1 << 20), cached=st.integers(0, 1 << 20),
 )  # fmt: skip
 @example(

@@ -91,10 +91,15 @@ class Coefficients:
         """Return the time of the smallest step (seconds): memory time [L s2.1], launches and the like."""
         return self.fixed + self.linear * self.flat
 
+    @property
+    def overhead_s(self) -> float:
+        """Return F, what one more step costs: the smallest one, with a request (seconds)."""
+        return self.step_s + self.per_request
+
     def hidden_s(self, tokens: int) -> float:
         """Return the time of these tokens that a step without others hides (seconds)."""
         return self.linear * min(tokens, self.flat)
 
     def boundary(self) -> float:
         """Return the new tokens of a prompt without history whose own cost equals the step's."""
-        return knee(self.alpha, self.linear, self.step_s + self.per_request)
+        return knee(self.alpha, self.linear, self.overhead_s)

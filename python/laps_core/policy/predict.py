@@ -83,7 +83,7 @@ class Sizes:
     def fixed_s(self) -> float | None:
         """F: what a step costs whatever is in it; None = not known."""
         known = self.model.coefficients
-        return None if known is None else known.step_s + known.per_request
+        return None if known is None else known.overhead_s
 
     def work_s(self, w: Waiting) -> float:
         """Predicted time of what is left, in a batch of its own."""

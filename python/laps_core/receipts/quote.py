@@ -181,7 +181,7 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
     batch_s = model.work_s(chunk, longest - chunk) + model.step_s
     # While it is paused others overtake it, a gap apart; or a step's fixed time, where they would miss a deadline.
     overtakes_s = model.work_s(state.short_batch, 0) + model.step_s
-    apart_s = model.step_s + model.per_request if state.runs else state.gap_s
+    apart_s = model.overhead_s if state.runs else state.gap_s
     if apart_s <= 0.0:
         return None
     long_s = (ahead_s + own_s + batch_s) / min(state.share, apart_s / (apart_s + overtakes_s))
