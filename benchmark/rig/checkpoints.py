@@ -99,7 +99,7 @@ def random_weights(chosen: Architecture, layers: int) -> Any:
     made = family(config).to(torch.float32)
     with torch.no_grad():
         for name, values in made.state_dict().items():
-            _randomize(name, values)
+            randomize(name, values)
     return made
 
 
@@ -128,7 +128,7 @@ def _add_nextn(path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def _randomize(name: str, values: Any) -> None:
+def randomize(name: str, values: Any) -> None:
     """Fill in weights with which a prompt's next token depends on all of its tokens: sharp attention, no zero bias, no
     norm of one."""
     import torch

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,19 +100,19 @@ def make(folder: Path, shape: Shape | None = None) -> Path:
     return once(folder / f"qwen2-{shape.layers}x{shape.hidden}-{key}", write)
 
 
-def save_tokenizer(folder: Path, shape: Shape) -> None:
-    """Write a tokenizer with chat template, trained on the repository's own text."""
+def save_tokenizer(folder: Path, shape: Shape, special: Sequence[str] = SPECIAL) -> None:
+    """Write a tokenizer with chat template, trained on the repository's own text. `special`: its first tokens."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(corpus(), vocab_size=shape.vocab, special_tokens=SPECIAL, show_progress=False)
+    bpe.train_from_iterator(corpus(), vocab_size=shape.vocab, special_tokens=list(special), show_progress=False)
     bpe.save(str(folder / "bpe.json"))
     PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "bpe.json"),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL,
+        additional_special_tokens=list(special),
         chat_template=CHAT_TEMPLATE,
         model_max_length=shape.context,
     ).save_pretrained(folder)

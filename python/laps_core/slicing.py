@@ -39,9 +39,13 @@ class Cut:
 
     def due(self, cost: float) -> bool:
         """Count an operator of this cost; True if the pass is to be paused before it."""
+        self.done += cost
+        return self.before_due(cost)
+
+    def before_due(self, cost: float) -> bool:
+        """Count what comes before the operators, and is not of ``done``: an encoder's layer. True as in ``due``."""
         due = self._slice > 0.0 and self._slice + cost > self.each * _SLACK
         self._slice = cost if due else self._slice + cost
-        self.done += cost
         return due
 
     def blocks(self, cost: float, rows: int) -> int:

@@ -17,7 +17,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, retract_all
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.runtime_context import get_exec, get_parallel
 
-from sglang_laps import group, slices
+from sglang_laps import group, no_slices
 from sglang_laps.builder import streams
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Part
@@ -35,7 +35,7 @@ COORDINATION = "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"
 def why_not(scheduler: Scheduler) -> str | None:
     """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
     alone = group.why_not(scheduler)
-    if scheduler.is_generation and alone and (reason := slices.why_not(scheduler, device_of(scheduler))):
+    if scheduler.is_generation and alone and (reason := no_slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
     checks = (
         (scheduler.is_hybrid_ssm, "a hybrid model with states (Mamba, linear attention)"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from laps_core.slicing import Operator
+from sglang.srt.layers.attention.vision import VisionAttention
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch.nn import Module, ModuleList
@@ -46,6 +47,18 @@ def decoder_layers(model: Module) -> list[Module]:
     if len(layers) < 2:
         raise NoLayers(f"{name} has one layer")
     return layers
+
+
+def encoder_layers(model: Module) -> list[Point]:
+    """The layers of the encoders of pictures, video and sound, which run before the decoder; empty without such
+    encoders, and of one with an attention of its own. Costs are for each row, attention not counted: its windows are
+    known on the device alone."""
+    lists = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) > 1 and all(map(_encodes, m))]
+    return [Point(layer, Operator(2.0 * _active(layer))) for found in lists for layer in found]
+
+
+def _encodes(module: Module) -> bool:
+    return any(isinstance(m, VisionAttention) for m in module.modules())
 
 
 def points(layer: Module, *, blocks: bool) -> list[Point]:

@@ -6,13 +6,16 @@ it is listed here; ``pauses`` puts back what the scheduler and its workers keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.layers import dp_attention
 from sglang.srt.model_executor import forward_context
 from sglang.srt.runtime_context import ForwardFlags, get_forward
+
+MASKS = ("custom_mask", "mask_indptr", "image_token_ranges")
+"""Fields of Gemma's pictures in SGLang's attention backends that have them."""
 
 
 @contextmanager
@@ -26,8 +29,20 @@ def aside() -> Iterator[None]:
         forward_context.set_forward_context(held)
 
 
-def put_back(runner: Any, batch: Any) -> None:
-    """Set up for `batch`, the one that goes on, what another batch has set up for itself."""
+def masks(runner: Any) -> dict[str, Any]:
+    """Return what the model has set, in this pass, in the metadata of attention: which tokens of a picture see each
+    other."""
+    metadata = _metadata(runner)
+    return {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
+
+
+def _metadata(runner: Any) -> Any:
+    backend = runner.attn_backend
+    return getattr(getattr(backend, "prefill_backend", backend), "forward_metadata", None)
+
+
+def put_back(runner: Any, batch: Any, held: Mapping[str, Any]) -> None:
+    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `held`: its ``masks``."""
     if batch.global_num_tokens_cpu is not None:
         # The lengths of what data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)
@@ -41,3 +56,5 @@ def put_back(runner: Any, batch: Any) -> None:
         runner.model.prepare_forward_batch(batch)
     # Attention metadata: one object, or one set of buffers, for each backend.
     runner.attn_backend.init_forward_metadata(batch)
+    for name, value in held.items():
+        setattr(_metadata(runner), name, value)

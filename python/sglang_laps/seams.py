@@ -157,6 +157,8 @@ SEAMS: tuple[Seam, ...] = (
         "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
     ),
     Seam("model_executor.runner.eager_runner.EagerRunner.load_batch", "set", "slices", _ON, None),
+    Seam("layers.attention.vision.VisionAttention", "used", "layers", _ON, None),
+    Seam("server_args.ServerArgs.mm_enable_dp_encoder", "used", "no_slices", _ON, None),
     Seam("lora.lora_manager.LoRAManager.fetch_new_loras", "set", "pauses", _ON, "self, new_loras, running_loras="),
     Seam("lora.lora_manager.LoRAManager.prepare_lora_batch", "used", "put_back", _ON, "self, forward_batch"),
     Seam("model_executor.forward_context.set_forward_context", "used", "put_back", _ON, "ctx"),

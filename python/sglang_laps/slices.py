@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from laps_core.slicing import Cut, Even, Operator, pairs
-from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager, get_parallel
-from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
-from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
-from sglang.srt.utils.offloader import NoopOffloader, get_offloader
+from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
 from sglang_laps.armed import Abandoned, Armed, Order, Pause
-from sglang_laps.layers import NoLayers, decoder_layers, points
-from sglang_laps.put_back import aside, put_back
+from sglang_laps.layers import decoder_layers, encoder_layers, points
+from sglang_laps.no_slices import encodes_layer_by_layer, why_not
+from sglang_laps.put_back import aside, masks, put_back
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -73,48 +70,6 @@ class Cutter(Protocol):
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
         """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
         ...
-
-
-def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
-    """Why this server's long batches cannot be run in slices, or None. The same on every rank. `emulated`: its emulated
-    device, if any, which has the layers of its profile. `together`: data-parallel ranks plan their steps together."""
-    if reason := _refused(scheduler, together=together):
-        return reason
-    try:
-        if emulated is None:
-            decoder_layers(scheduler.tp_worker.model_runner.model)
-    except NoLayers as e:
-        return str(e)
-    return None
-
-
-def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
-    """Why the way this server is set up allows no slices, or None."""
-    runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
-    parallel = get_parallel()
-    checks = (
-        (not scheduler.is_generation, "the model does not generate"),
-        (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
-        (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
-        (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
-        (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
-        (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
-        (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
-        (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
-        (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
-        (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
-        (
-            execution.moe.expert_distribution_recorder_mode is not None or runner.eplb_manager is not None,
-            "the recorder of experts counts one pass at a time (--enable-eplb, --expert-distribution-recorder-mode)",
-        ),
-        (get_global_experts_capturer() is not None, "--enable-return-routed-experts has one buffer"),
-        (get_global_indexer_capturer() is not None, "the capturer of indexers has one buffer"),
-        (runner.canary_manager is not None, "--kv-canary"),
-        (runner.msprobe_debugger is not None, "msprobe"),
-        (get_global_dwdp_manager() is not None, "distributed weights are fetched layer by layer"),
-        (not isinstance(get_offloader(), NoopOffloader), "weights are loaded from the host layer by layer"),
-    )
-    return next((why for hit, why in checks if hit), None)
 
 
 def fits(batch: ScheduleBatch) -> bool:
@@ -162,6 +117,9 @@ class Slices(Armed):
             run = self._in_blocks if operator.divisible else partial(self._after, enters=id(module) in layers)
             # A hook of torch would cost every pass ten times what this does, in slices or not.
             module.forward = partial(run, module.forward, operator)
+        if encodes_layer_by_layer(runner):
+            for module, operator in encoder_layers(runner.model):
+                module.forward = partial(self._encode, module.forward, operator)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
@@ -250,6 +208,15 @@ class Slices(Armed):
             done.append(whole(block, *args, **kwargs))
         return done[0] if n == 1 else torch.cat(done)
 
+    def _encode(self, whole: Callable[..., Any], operator: Operator, /, *args: Any, **kwargs: Any) -> Any:
+        """A layer of an encoder."""
+        now = self._pass
+        if now is not None and now.even is None:
+            x = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+            if now.cut.before_due(operator.cost(x.numel() // x.shape[-1], 0)):
+                self._between(now, now.cut.done)
+        return whole(*args, **kwargs)
+
     def _reach(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
         before = now.cut.done
         if now.cut.due(share * operator.cost(now.tokens, now.pairs)):
@@ -259,12 +226,12 @@ class Slices(Armed):
         """Pause between two slices; ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
-        begin = time.perf_counter()
+        begin, held = time.perf_counter(), masks(self._runner)
         with self._under(None, now.graphs), aside():
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:
-            put_back(self._runner, now.batch)
-        else:
+            put_back(self._runner, now.batch, held)
+        elif done > now.since:
             pause_s = time.perf_counter() - begin
             if now.since:  # the first of a pass takes in the results before it, which is no cost of pausing
                 self._pause_s = self._pause_s * (SHORTER if pause_s < self._pause_s else LONGER) or pause_s

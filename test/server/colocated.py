@@ -85,14 +85,18 @@ class Asked:
     retractions: int = 0
     """How often its stream was retracted."""
 
-    async def ask(self, http: Any, url: str) -> None:
-        """Stream the answer to its end."""
+    def body(self) -> dict[str, Any]:
+        """Return what ``/generate`` is sent."""
         sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True, **self.sampling}
         body = {"input_ids": self.prompt, "rid": self.rid, "stream": True, "sampling_params": sampling}
         body |= {} if self.adapter is None else {"lora_path": self.adapter}
         body |= {} if self.session is None else {"session_params": self.session}
         body |= {} if self.priority is None else {"priority": self.priority}
-        async with http.post(url + "/generate", json={**body, "return_logprob": self.logprobs}) as reply:
+        return {**body, "return_logprob": self.logprobs}
+
+    async def ask(self, http: Any, url: str) -> None:
+        """Stream the answer to its end."""
+        async with http.post(url + "/generate", json=self.body()) as reply:
             assert reply.status == 200, await reply.text()
             async for line in reply.content:
                 if line.startswith(b"data: {"):

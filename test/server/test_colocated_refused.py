@@ -36,11 +36,11 @@ def scheduler(**more: Any) -> Any:
 def test_models_and_caches_that_are_not_supported_are_named(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
 ) -> None:
-    from sglang_laps import colocated, group, slices
+    from sglang_laps import colocated, group, no_slices
 
     monkeypatch.setattr(group, "why_not", lambda _: "there is one rank")
-    monkeypatch.setattr(slices, "_refused", lambda _, together: None)
-    monkeypatch.setattr(slices, "decoder_layers", lambda _: [])
+    monkeypatch.setattr(no_slices, "_refused", lambda _, together: None)
+    monkeypatch.setattr(no_slices, "decoder_layers", lambda _: [])
     why = colocated.why_not(scheduler(**more))
     if says is None:
         assert why is None
@@ -53,12 +53,12 @@ def test_models_and_caches_that_are_not_supported_are_named(
 def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     mixin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_laps import colocated, group, slices
+    from sglang_laps import colocated, group, no_slices
     from sglang_laps.layers import NoLayers
 
     alone: list[str | None] = ["there is one rank"]
     monkeypatch.setattr(group, "why_not", lambda _: alone[0])
-    monkeypatch.setattr(slices, "_refused", lambda _, together: "the model is compiled")
+    monkeypatch.setattr(no_slices, "_refused", lambda _, together: "the model is compiled")
     assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
 
     assert colocated.why_not(scheduler(is_generation=False)) is None, "a server that embeds has no decode steps"
@@ -66,8 +66,8 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     def none(_: Any) -> None:
         raise NoLayers("Toy has no list of layers")
 
-    monkeypatch.setattr(slices, "_refused", lambda _, together: None)
-    monkeypatch.setattr(slices, "decoder_layers", none)
+    monkeypatch.setattr(no_slices, "_refused", lambda _, together: None)
+    monkeypatch.setattr(no_slices, "decoder_layers", none)
     assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
     alone[0] = None
     assert colocated.why_not(scheduler()) is None, "ranks that plan together decode between their steps"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pictures
+
 from benchmark.rig import checkpoints
 from benchmark.rig.checkpoints import DEEPSEEK, DEEPSEEK3, EXPERTS, Architecture
 
@@ -65,5 +67,5 @@ NAMES = tuple(ALL)
 
 def make(folder: Path, name: str) -> Path:
     """Write the checkpoint of this name under ``folder`` unless it exists; return its path. Raises KeyError for a name
-    that is not in NAMES."""
-    return checkpoints.make(folder, name, ALL[name])
+    that is neither in NAMES nor in ``pictures.NAMES``."""
+    return pictures.make(folder, name) if name in pictures.NAMES else checkpoints.make(folder, name, ALL[name])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.srt.layers.attention.vision import VisionAttention
 from sglang.srt.layers.radix_attention import RadixAttention
 from torch import nn
 
@@ -58,15 +59,40 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-class Model(nn.Module):
-    """So many layers; what they run is told to `ran`."""
+class Sight(VisionAttention):
+    """An encoder's attention, which leaves its rows as they are."""
 
-    def __init__(self, layers: int, ran: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class EncoderLayer(nn.Module):
+    """One layer of an encoder."""
+
+    def __init__(self, ran: Callable[[str], None]) -> None:
+        super().__init__()
+        self.attn, self.mlp, self.ran = Sight(), nn.Linear(HIDDEN, HIDDEN), ran
+
+    def forward(self, x: torch.Tensor, *, windows: object) -> torch.Tensor:
+        self.ran(f"encoder {len(x)}")
+        return x + self.mlp(self.attn(x))
+
+
+class Model(nn.Module):
+    """So many layers, behind an encoder of so many; what they run is told to `ran`."""
+
+    def __init__(self, layers: int, ran: Callable[[str], None], encoder: int = 0) -> None:
         super().__init__()
         torch.manual_seed(1)
+        self.encoder = nn.ModuleList(EncoderLayer(ran) for _ in range(encoder))
         self.layers = nn.ModuleList(Layer(i, ran) for i in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.encoder:
+            x = block(x, windows=None)
         for layer in self.layers:
             x = layer(x)
         return x
@@ -87,16 +113,17 @@ def batch(*shape: tuple[int, int]) -> Any:
 
 
 class Runner(SimpleNamespace):
-    """A model runner with a model of so many layers. ``ran`` lists operators and what a pass sets up."""
+    """A model runner with a model of so many layers, and encoder. ``ran`` lists operators and what a pass sets up."""
 
-    def __init__(self, layers: int, device: str = "cpu") -> None:
+    def __init__(self, layers: int, device: str = "cpu", encoder: int = 0) -> None:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         ran: list[str] = []
         metadata = lambda b: ran.append(f"metadata {sum(b.extend_seq_lens_cpu)}")  # noqa: E731
         super().__init__(
             ran=ran,
-            model=Model(layers, ran.append).requires_grad_(False),
+            model=Model(layers, ran.append, encoder).requires_grad_(False),
+            server_args=SimpleNamespace(mm_enable_dp_encoder=False),
             device=device,
             dtype=torch.float32,
             spec_algorithm=SpeculativeAlgorithm.NONE,

@@ -54,6 +54,52 @@ def test_within_a_layer_it_pauses_between_operators_and_blocks_of_rows() -> None
     torch.testing.assert_close(got, whole)
 
 
+def test_an_encoder_before_the_layers_is_paused_too_and_none_of_them_is_done() -> None:
+    runner = Runner(2, encoder=3)
+    whole = runner.forward(batch((40, 7)))
+    runner.ran.clear()
+
+    pause = noting(lambda left: runner.ran.append(f"{left} left"))
+    torch.testing.assert_close(sliced(runner, 0.01, batch((40, 7)), pause), whole)
+    assert runner.ran[:6] == ["encoder 40", "2.0 left"] * 3, "before the first layer of the decoder, too"
+    runner.ran.clear()
+    sliced(runner, 2.0, batch((40, 7)), pause)
+    assert runner.ran[:4] == ["encoder 40"] * 3 + ["attention"], "slices are as long as the decoder's"
+
+
+@pytest.mark.parametrize("why", ["each rank has pictures of its own", "graphs"])
+def test_an_encoder_that_ranks_divide_or_that_is_captured_runs_whole(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(2, encoder=3)
+    if why == "graphs":
+        monkeypatch.setenv("SGLANG_VIT_ENABLE_CUDA_GRAPH", "1")
+    else:
+        runner.server_args.mm_enable_dp_encoder = True
+    sliced(runner, 0.01, batch((40, 7)), noting(lambda _: runner.ran.append("pause")))
+    assert runner.ran[:3] == ["encoder 40"] * 3
+
+
+def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
+    runner = Runner(3)
+
+    def metadata(b: Any) -> None:
+        runner.attn_backend.forward_metadata = SimpleNamespace(of=b, custom_mask=None, mask_indptr=None)
+
+    runner.attn_backend.init_forward_metadata = metadata
+    long = batch((100, 0))
+    metadata(long)
+    runner.attn_backend.forward_metadata.custom_mask = "of a picture"
+    seen = []
+
+    def pause(left: float) -> bool:
+        metadata(batch((5, 0)))
+        seen.append(left)
+        return len(seen) == 1
+
+    runner.model.layers[2].register_forward_pre_hook(lambda *_: seen.append(vars(runner.attn_backend.forward_metadata)))
+    sliced(runner, 1.0, long, pause)
+    assert seen[1] == {"of": long, "custom_mask": "of a picture", "mask_indptr": None}
+
+
 @pytest.mark.parametrize("rows", [(40, 0, ROWS), (0, 40, 3)], ids=("busy", "idle"))
 def test_ranks_pause_at_the_same_layers_whatever_each_computes(rows: tuple[int, ...]) -> None:
     for n in rows:
@@ -295,7 +341,7 @@ def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPa
     runner, mine = Runner(2), batch((7, 0))
     runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
     runner.model.prepare_forward_batch = lambda b: runner.ran.append("prepared")
-    put_back.put_back(runner, mine)
+    put_back.put_back(runner, mine, {})
     assert runner.ran == ["adapters", "prepared", "metadata 7"]
 
 
@@ -303,7 +349,7 @@ def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Non
     runner, mine, seen = Runner(2), batch((7, 0)), []
     monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    put_back.put_back(runner, mine)
+    put_back.put_back(runner, mine, {})
     assert seen == [mine]
     assert get_forward().is_extend_in_batch is True
     get_forward().set("is_extend_in_batch", False)

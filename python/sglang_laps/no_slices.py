@@ -1,0 +1,66 @@
+"""Servers, and encoders, whose passes cannot be run in slices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.environ import envs
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.runtime_context import get_exec, get_global_dwdp_manager, get_parallel
+from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
+from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
+from sglang.srt.utils.offloader import NoopOffloader, get_offloader
+
+from sglang_laps.layers import NoLayers, decoder_layers
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_laps.slices import Cutter
+
+
+def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
+    """Why this server's long batches cannot be run in slices, or None. The same on every rank. `emulated`: its emulated
+    device, if any, which has the layers of its profile. `together`: data-parallel ranks plan their steps together."""
+    if reason := _refused(scheduler, together=together):
+        return reason
+    try:
+        if emulated is None:
+            decoder_layers(scheduler.tp_worker.model_runner.model)
+    except NoLayers as e:
+        return str(e)
+    return None
+
+
+def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
+    """Why the way this server is set up allows no slices, or None."""
+    runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
+    parallel = get_parallel()
+    checks = (
+        (not scheduler.is_generation, "the model does not generate"),
+        (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
+        (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
+        (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
+        (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
+        (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
+        (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
+        (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
+        (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
+        (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
+        (
+            execution.moe.expert_distribution_recorder_mode is not None or runner.eplb_manager is not None,
+            "the recorder of experts counts one pass at a time (--enable-eplb, --expert-distribution-recorder-mode)",
+        ),
+        (get_global_experts_capturer() is not None, "--enable-return-routed-experts has one buffer"),
+        (get_global_indexer_capturer() is not None, "the capturer of indexers has one buffer"),
+        (runner.canary_manager is not None, "--kv-canary"),
+        (runner.msprobe_debugger is not None, "msprobe"),
+        (get_global_dwdp_manager() is not None, "distributed weights are fetched layer by layer"),
+        (not isinstance(get_offloader(), NoopOffloader), "weights are loaded from the host layer by layer"),
+    )
+    return next((why for hit, why in checks if hit), None)
+
+
+def encodes_layer_by_layer(runner: Any) -> bool:
+    """Return True if encoders of pictures, video and sound call their layers, with the same rows on every rank."""
+    return not (runner.server_args.mm_enable_dp_encoder or envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.get())

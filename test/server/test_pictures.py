@@ -1,0 +1,88 @@
+"""Models that see: documents of pictures pause in their encoder and in their layers, and every token is right.
+
+What a pause in an encoder is worth the toy model shows (graphs_model/test_slices.py); here answers are compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pictures
+import pytest
+from rounds import until_seen
+from served import LAPS, NORMAL_LOOP, Prefill, Setup, checkpoint, on
+
+from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
+from benchmark.rig import model
+
+from .colocated import EVERY_PAUSE, Asked, at_once, some_leave
+from .slicing import EVERY_LAYER, preemptions
+
+SETUPS = [
+    Setup("pictures-colocated", (*LAPS, *EVERY_PAUSE), shape="qwen3_vl", mode="null"),
+    Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl"),
+]
+pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
+COUNT = 40
+
+
+@cache
+def answers(name: str) -> pictures.Answers:
+    """The answers of transformers for this checkpoint."""
+    return pictures.Answers(checkpoint(name))
+
+
+@dataclass
+class Shown(Asked):
+    """A request with pictures."""
+
+    says: str = ""
+    pictures: tuple[str, ...] = ()
+    room: int | None = None
+    """Bootstrap room; None on a server that decodes."""
+
+    def body(self) -> dict[str, Any]:
+        """Return what ``/generate`` is sent."""
+        body = {**super().body(), "text": self.says}
+        del body["input_ids"]
+        if self.pictures:
+            body["image_data"] = list(self.pictures)
+        if self.room is not None:
+            body |= {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": self.room}
+        return body
+
+
+def crowd(prefill: Prefill, number: int) -> list[Shown]:
+    """Documents of pictures, questions about one, and plain ones."""
+    rng, decodes = random.Random(number), prefill.setup.mode == "null"
+    words = [w for w in model.corpus()[1].split() if w.isascii() and "|" not in w]
+
+    def one(i: int) -> Shown:
+        text, seen = pictures.prompt(rng, words, long=i % 4 == 0)
+        new, room = (rng.randrange(2, 30), None) if decodes else (1, rng.getrandbits(60))
+        rid = f"{prefill.setup.name}-{number}-{i}-x"
+        return Shown(rid, [], new, 2.0 * rng.random(), says=text, pictures=seen, room=room)
+
+    return [one(i) for i in range(COUNT)]
+
+
+def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill: Prefill) -> None:
+    """A third of the clients leave or abort."""
+    name = str(prefill.setup.shape)
+
+    def once(i: int) -> bool:
+        before, asked = preemptions(prefill), crowd(prefill, i)
+        some_leave([*asked], random.Random(i))
+        asyncio.run(at_once(prefill, [*asked]))
+        for a in asked:
+            assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
+            right = answers(name).greedy(a.says, a.pictures, len(a.tokens)) if a.tokens else []
+            assert a.tokens == right, f"{a.rid}, {len(a.pictures)} pictures"
+        prefill.all_tokens_are_free()
+        return preemptions(prefill) > before
+
+    until_seen(once, "a batch preempts")

@@ -1,0 +1,113 @@
+"""Small seeded models that see pictures; prompts with pictures; and what transformers answers to them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import checkpoints, model
+
+SPECIAL = (
+    *(*model.SPECIAL, "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
+    *("<|image_pad|>", "<|video_pad|>"),
+)
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+"""Stands for a picture in a prompt."""
+SIDES = (56, 504)
+"""Pixels of a picture's side; a token stands for a square of 28 or 32."""
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+VISION: dict[str, dict[str, Any]] = {
+    "Qwen2_5_VL": {"depth": 4, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1, 3]},
+    "Qwen3VL": {"depth": 4, "patch_size": 16, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 2, 3]},
+}
+"""Encoder of each family, a prefix of transformers' classes. Qwen3VL adds what its layers see to those of the decoder,
+too."""
+TEXT: dict[str, dict[str, Any]] = {
+    "Qwen2_5_VL": {"rope_parameters": MROPE},
+    "Qwen3VL": {"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
+}
+NAMES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+"""Names with a checkpoint."""
+
+
+def make(folder: Path, name: str) -> Path:
+    """Write the checkpoint of this name under ``folder`` unless it exists; return its path."""
+    return model.once(folder / f"{name}-1", lambda tmp: _write(tmp, NAMES[name]))
+
+
+def _write(folder: Path, family: str) -> None:
+    import torch
+    import transformers
+
+    shape = model.Shape(context=checkpoints.SIZES["max_position_embeddings"])
+    model.save_tokenizer(folder, shape, SPECIAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(checkpoints.SEED)
+    text = {k: v for k, v in checkpoints.SIZES.items() if k != "pad_token_id"} | TEXT[family]
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    names |= {f"vision_{end}_token_id": f"vision_{end}" for end in ("start", "end")}
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text,
+        vision_config={**vision, **VISION[family]},
+        tie_word_embeddings=False,
+        **{field: SPECIAL.index(f"<|{token}|>") for field, token in names.items()},
+    )
+    made = getattr(transformers, f"{family}ForConditionalGeneration")(config).to(torch.float32)
+    with torch.no_grad():
+        for weight, values in made.state_dict().items():
+            checkpoints.randomize(weight, values)
+    made.save_pretrained(folder, safe_serialization=True)
+    pixels = {"shortest_edge": SIDES[0] ** 2, "longest_edge": SIDES[1] ** 2}
+    seen = transformers.Qwen2VLImageProcessor(patch_size=VISION[family]["patch_size"], merge_size=2, size=pixels)
+    frames = {"Qwen2_5_VL": "Qwen2VL"}.get(family, family)
+    getattr(transformers, f"{family}Processor")(
+        image_processor=seen,
+        tokenizer=tokenizer,
+        video_processor=getattr(transformers, f"{frames}VideoProcessor")(),
+    ).save_pretrained(folder)
+
+
+def picture(seed: int) -> str:
+    """A picture of random size and noise, as a URL."""
+    import numpy as np
+    from PIL import Image
+
+    rng, out = np.random.default_rng(seed), io.BytesIO()
+    height, width = rng.integers(*SIDES, 2)
+    Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def prompt(rng: random.Random, words: Sequence[str], *, long: bool) -> tuple[str, tuple[str, ...]]:
+    """A prompt and its pictures: a document of several, or a question about one or none. Some are seen often."""
+    count = rng.randrange(3, 6) if long else rng.randrange(2)
+    seeds = [rng.choice((rng.randrange(6), rng.randrange(10**6))) for _ in range(count)]
+    pages = [f"{' '.join(rng.choices(words, k=rng.randrange(9)))}{PLACE}" for _ in seeds]
+    return "".join(pages) + " ".join(rng.choices(words, k=rng.randrange(3, 30))), tuple(map(picture, seeds))
+
+
+class Answers:
+    """The same checkpoint under transformers, greedy."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        self.processor: Any = AutoProcessor.from_pretrained(folder)
+
+    def greedy(self, text: str, pictures: Sequence[str], tokens: int) -> list[int]:
+        """The next `tokens` ids after a prompt."""
+        from PIL import Image
+        from transformers import GenerationConfig
+
+        seen = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in pictures]
+        given = self.processor(text=[text], images=seen or None, return_tensors="pt")
+        ends = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+        said = self._model.generate(**given, generation_config=ends)
+        return [int(t) for t in said[0, given["input_ids"].shape[1] :]]
