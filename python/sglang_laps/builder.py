@@ -15,6 +15,7 @@ from laps_core.policy.types import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
+from sglang_laps.armed import Cutter
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Lines, Part
 from sglang_laps.group import Group
@@ -35,7 +36,7 @@ class Builder:
         core: LapsCore,
         ranks: Ranks,
         stock: Callable[[Any], NextBatchPlan],
-        cutter: slices.Cutter | None,
+        cutter: Cutter | None,
         group: Group | None = None,
         ahead: Callable[[Part], int] = lambda _: 0,
         mixes: bool = False,

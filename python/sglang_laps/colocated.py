@@ -37,11 +37,12 @@ def why_not(scheduler: Scheduler) -> str | None:
     alone = group.why_not(scheduler)
     if scheduler.is_generation and alone and (reason := no_slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
+    drafts = not scheduler.spec_algorithm.is_none()
     checks = (
-        (scheduler.is_hybrid_ssm, "a hybrid model with states (Mamba, linear attention)"),
+        (scheduler.is_hybrid_ssm and drafts, "speculative decoding of a model with states (Mamba, linear attention)"),
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
-        (alone is None and _coordinates() and not scheduler.spec_algorithm.is_none(), COORDINATION),
+        (alone is None and _coordinates() and drafts, COORDINATION),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
 

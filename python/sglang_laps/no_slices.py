@@ -11,12 +11,11 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
+from sglang_laps.armed import Cutter
 from sglang_laps.layers import NoLayers, decoder_layers
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
-
-    from sglang_laps.slices import Cutter
 
 
 def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
@@ -43,6 +42,7 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
         (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
         (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
+        (scheduler.is_hybrid_ssm and scheduler.enable_hierarchical_cache, "states are loaded from the host"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
         (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),

@@ -29,13 +29,12 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
-from sglang_laps.armed import Abandoned
+from sglang_laps.armed import Abandoned, Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
-from sglang_laps.slices import Cutter
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

@@ -6,9 +6,9 @@ it is listed here; ``pauses`` puts back what the scheduler and its workers keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.layers import dp_attention
 from sglang.srt.model_executor import forward_context
@@ -21,19 +21,31 @@ MASKS = ("custom_mask", "mask_indptr", "image_token_ranges")
 @contextmanager
 def aside() -> Iterator[None]:
     """Flags and context of the pass that is paused are out of the way, as between two passes."""
-    held = forward_context.set_forward_context(None)
+    context = forward_context.set_forward_context(None)
     try:
         with get_forward().scoped(**ForwardFlags._DEFAULTS):
             yield
     finally:
-        forward_context.set_forward_context(held)
+        forward_context.set_forward_context(context)
 
 
-def masks(runner: Any) -> dict[str, Any]:
-    """Return what the model has set, in this pass, in the metadata of attention: which tokens of a picture see each
-    other."""
-    metadata = _metadata(runner)
-    return {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
+class Held(NamedTuple):
+    """The part of a paused pass that cannot be set up again."""
+
+    masks: dict[str, Any]
+    """Fields that the model has set in the metadata of attention."""
+    states: Any
+    """Metadata of linear attention, and the slots that its batch keeps states in: SGLang translates them in place."""
+    slots: Any
+
+
+def held(runner: Any, batch: Any) -> Held:
+    """Return what is lost when another batch runs in a pause of `batch`."""
+    metadata, linear = _metadata(runner), _linear(runner)
+    masks = {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
+    if linear is None:
+        return Held(masks, None, None)
+    return Held(masks, linear.forward_metadata, batch.mamba_track_indices)
 
 
 def _metadata(runner: Any) -> Any:
@@ -41,8 +53,13 @@ def _metadata(runner: Any) -> Any:
     return getattr(getattr(backend, "prefill_backend", backend), "forward_metadata", None)
 
 
-def put_back(runner: Any, batch: Any, held: Mapping[str, Any]) -> None:
-    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `held`: its ``masks``."""
+def _linear(runner: Any) -> Any:
+    return getattr(runner.attn_backend, "linear_attn_backend", None)
+
+
+def put_back(runner: Any, batch: Any, before: Held) -> None:
+    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``held`` has
+    returned."""
     if batch.global_num_tokens_cpu is not None:
         # The lengths of what data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)
@@ -56,5 +73,7 @@ def put_back(runner: Any, batch: Any, held: Mapping[str, Any]) -> None:
         runner.model.prepare_forward_batch(batch)
     # Attention metadata: one object, or one set of buffers, for each backend.
     runner.attn_backend.init_forward_metadata(batch)
-    for name, value in held.items():
+    for name, value in before.masks.items():
         setattr(_metadata(runner), name, value)
+    if before.states is not None:
+        _linear(runner).forward_metadata, batch.mamba_track_indices = before.states, before.slots

@@ -12,10 +12,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.slicing import Cut, Even, Operator, pairs
@@ -23,10 +23,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
-from sglang_laps.armed import Abandoned, Armed, Order, Pause
+from sglang_laps.armed import Abandoned, Armed, Cutter, Order
 from sglang_laps.layers import decoder_layers, encoder_layers, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
-from sglang_laps.put_back import aside, masks, put_back
+from sglang_laps.put_back import aside, held, put_back
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -40,36 +40,6 @@ ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 SHORTER, LONGER = 0.94, 1.02
 """Factors by which the estimated cost of a pause follows one that took less, or more: a quarter take less. A mean would
 count what other processes take of a busy core."""
-
-
-class Cutter(Protocol):
-    """Runs passes of one model runner in slices."""
-
-    layers: int
-    """Layers of the model."""
-    operators: int
-    """At how many points of a layer a pass can be paused, blocks of rows aside."""
-
-    @property
-    def abandons(self) -> bool:
-        """Return True if a pass ends where its pause raises ``Abandoned``; its output is then no result."""
-        ...
-
-    @property
-    def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown, or
-        where launching is computing."""
-        ...
-
-    @property
-    def pause_s(self) -> float:
-        """Time (seconds) that a pause in which nothing runs costs a pass; 0 if unknown, or where the device computes
-        meanwhile."""
-        ...
-
-    def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
-        """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
-        ...
 
 
 def fits(batch: ScheduleBatch) -> bool:
@@ -226,11 +196,11 @@ class Slices(Armed):
         """Pause between two slices; ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
-        begin, held = time.perf_counter(), masks(self._runner)
+        begin, before = time.perf_counter(), held(self._runner, now.batch)
         with self._under(None, now.graphs), aside():
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:
-            put_back(self._runner, now.batch, held)
+            put_back(self._runner, now.batch, before)
         elif done > now.since:
             pause_s = time.perf_counter() - begin
             if now.since:  # the first of a pass takes in the results before it, which is no cost of pausing

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
 from sglang_laps import group, saved_model, slices
+from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, mixes, why_not
@@ -74,7 +75,7 @@ class Laps:
         device = device_of(scheduler)
         alone = group.why_not(scheduler)
         if config.slice_ms == 0.0:
-            made: str | slices.Cutter = "slice_ms is 0"
+            made: str | Cutter = "slice_ms is 0"
         elif colocated and alone is None:
             made = "ranks that plan together decode between their steps"
         else:
@@ -164,7 +165,7 @@ class Laps:
         """For Prometheus, on one rank."""
 
     def _group(
-        self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any, cutter: slices.Cutter | None
+        self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any, cutter: Cutter | None
     ) -> group.Group:
         device = Profile.find(config.profile_path) if config.profile_path else None
         known = None

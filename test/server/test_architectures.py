@@ -16,7 +16,6 @@ from .slicing import CACHED
 
 CLOSE = 1e-3
 """Between two computations in float32, of a logarithm of a probability."""
-NO_TORCH = {"qwen3next": "its linear attention is Triton's, and SGLang has no form of it in PyTorch"}
 ONE_STEP = (
     *("--speculative-num-steps", "1", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"),
     "--speculative-algorithm",

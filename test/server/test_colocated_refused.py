@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 
 def scheduler(**more: Any) -> Any:
@@ -19,6 +20,7 @@ def scheduler(**more: Any) -> Any:
         "is_hybrid_ssm": False,
         "model_config": SimpleNamespace(is_encoder_decoder=False),
         "decode_offload_manager": None,
+        "spec_algorithm": SpeculativeAlgorithm.NONE,
     }
     return SimpleNamespace(**{**found, **more})
 
@@ -28,7 +30,8 @@ def scheduler(**more: Any) -> Any:
     [
         ({}, None),
         ({"is_hybrid_swa": True}, None),
-        ({"is_hybrid_ssm": True}, "a hybrid model with states"),
+        ({"is_hybrid_ssm": True}, None),
+        ({"is_hybrid_ssm": True, "spec_algorithm": SpeculativeAlgorithm.EAGLE}, "a model with states"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "an encoder-decoder model"),
         ({"decode_offload_manager": object()}, "KV caches of streams are offloaded"),
     ],

@@ -24,6 +24,7 @@ from .slicing import EVERY_LAYER, preemptions
 
 SETUPS = [
     Setup("pictures-colocated", (*LAPS, *EVERY_PAUSE), shape="qwen3_vl", mode="null"),
+    Setup("pictures-states", (*LAPS, *EVERY_PAUSE, *NORMAL_LOOP), shape="qwen3_5", mode="null"),
     Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl"),
 ]
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]

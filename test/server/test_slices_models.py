@@ -20,7 +20,6 @@ from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, preemptions, until_slices_run
 from .test_architectures import (
     DP_ATTENTION,
-    NO_TORCH,
     ONE_STEP,
     TWO_CORES,
     eagle_args,
@@ -33,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
 WINDOWED = ("gemma2", "gptoss")
 """Attention sees a window: long prompts of these are cut, too."""
-NAMES = tuple(n for n in architectures.NAMES if n not in NO_TORCH)
+NAMES = tuple(architectures.NAMES)
 
 
 def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | None = None, **more: Any) -> Setup:

@@ -28,6 +28,7 @@ ALL: Mapping[str, Architecture] = {
             **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
             **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
         },
+        {"full_attention_interval": 4},
     ),
     "llama": Architecture("Llama", {}),
     "mixtral": Architecture("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),

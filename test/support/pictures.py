@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,14 +24,24 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 
 VISION: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"depth": 4, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1, 3]},
     "Qwen3VL": {"depth": 4, "patch_size": 16, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 2, 3]},
+    "Qwen3_5": {"depth": 4, "patch_size": 16, "num_position_embeddings": 256},
 }
 """Encoder of each family, a prefix of transformers' classes. Qwen3VL adds what its layers see to those of the decoder,
 too."""
 TEXT: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"rope_parameters": MROPE},
     "Qwen3VL": {"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
+    "Qwen3_5": {
+        "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+        **{"partial_rotary_factor": 0.5, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    },
 }
-NAMES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+WRITTEN: dict[str, dict[str, Any]] = {
+    "Qwen3_5": {"text_config": {"full_attention_interval": 4}, "vision_config": {"deepstack_visual_indexes": []}}
+}
+"""Fields that transformers does not write and SGLang reads."""
+NAMES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
 """Names with a checkpoint."""
 
 
@@ -62,14 +73,19 @@ def _write(folder: Path, family: str) -> None:
         for weight, values in made.state_dict().items():
             checkpoints.randomize(weight, values)
     made.save_pretrained(folder, safe_serialization=True)
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    for part, fields in WRITTEN.get(family, {}).items():
+        written[part] |= fields
+    path.write_text(json.dumps(written, indent=1))
     pixels = {"shortest_edge": SIDES[0] ** 2, "longest_edge": SIDES[1] ** 2}
     seen = transformers.Qwen2VLImageProcessor(patch_size=VISION[family]["patch_size"], merge_size=2, size=pixels)
-    frames = {"Qwen2_5_VL": "Qwen2VL"}.get(family, family)
-    getattr(transformers, f"{family}Processor")(
-        image_processor=seen,
-        tokenizer=tokenizer,
-        video_processor=getattr(transformers, f"{frames}VideoProcessor")(),
-    ).save_pretrained(folder)
+    processor, frames = (
+        (transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor)
+        if family == "Qwen2_5_VL"
+        else (transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor)
+    )
+    processor(image_processor=seen, tokenizer=tokenizer, video_processor=frames()).save_pretrained(folder)
 
 
 def picture(seed: int) -> str:
@@ -108,6 +124,6 @@ class Answers:
 
         seen = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in pictures]
         given = self.processor(text=[text], images=seen or None, return_tensors="pt")
-        ends = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+        ends = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=-1)
         said = self._model.generate(**given, generation_config=ends)
         return [int(t) for t in said[0, given["input_ids"].shape[1] :]]

@@ -30,7 +30,9 @@ from benchmark.rig import model, servers
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+"""States of linear attention are as exact as all else here: otherwise half of them is bfloat16."""
+AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", **STATES}
 """A server that has answered its own first request says at once that it is ready: it has no need of another, for which
 the route of its health waits a second."""
 SOON = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}

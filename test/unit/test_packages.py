@@ -19,6 +19,7 @@ NAMES = {
     "opentelemetry": "opentelemetry_sdk",
     "xdist": "pytest_xdist",
     "aiconfigurator_core": "aiconfigurator",
+    "PIL": "pillow",
 }
 """Packages that are imported under another name."""
 OURS = {"laps_core", "laps_emulate", "laps_plan", "laps_top", "sglang_laps", "sglang_router_laps", "benchmark"}
@@ -56,7 +57,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
         ("python/laps_plan", ("plan", "profile")),
         ("python/sglang_laps", ("server",)),
         ("python/laps_top", ("top",)),
-        ("python/laps_emulate", ("server",)),
+        ("python/laps_emulate", ("server", "cpu")),
         (ROUTER, ("router", "kubernetes", "trace")),
         ("benchmark", ("server", "router", "dev")),
         ("test", ("server", "router", "dev", "trace")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -25,6 +26,18 @@ def group_without_nccl() -> None:
     if not compat.release().asks_for_nccl:
         module: Any = importlib.import_module("sglang.srt.distributed.device_communicators.pynccl")
         module.PyNcclCommunicator = lambda **_: None
+
+
+def name_the_host() -> None:
+    """PyTorch built for CUDA names its module where no device is named, though there is no driver; a model of SGLang
+    asks so for where its weights go."""
+    found = torch.get_device_module
+
+    @functools.cache  # as PyTorch's own is: its compiler looks for that
+    def module(device: Any = None) -> Any:
+        return found("cpu" if device is None else device)
+
+    torch.get_device_module = module
 
 
 POLL_MS = 5
@@ -112,6 +125,11 @@ def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, ou
     output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
 
 
+def gated(x: torch.Tensor, gate: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Return `x` [n, size], times the sigmoid of its `gate`, by heads or in one."""
+    return x * torch.sigmoid(gate.reshape(x.shape))
+
+
 def cap_logits_without_triton() -> None:
     """Gemma 2 caps its logits in a Triton kernel on every device but Ascend's."""
     from sglang.srt.layers import logits_processor
@@ -136,6 +154,34 @@ def share_without_cuda(model: Any) -> None:
     model.set_embed_and_head = share
 
 
+def recur_without_triton(model: torch.nn.Module) -> None:
+    """Linear attention by the gated delta rule has Triton kernels wherever the engine for CPUs is not chosen."""
+    if not any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
+        return
+    from laps_emulate.host import linear_attention
+
+    backend: Any = importlib.import_module("sglang.srt.layers.attention.linear.gdn_backend")
+    backend.causal_conv1d_fn = linear_attention.convolve
+    backend.causal_conv1d_update = linear_attention.convolve_next
+    backend.fused_gdn_gating = linear_attention.gates
+    kernels: Any = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_triton")
+    kernels.chunk_gated_delta_rule = linear_attention.prefill
+    kernels.fused_recurrent_gated_delta_rule_packed_decode = linear_attention.decode
+    states: Any = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
+    states.track_mamba_states_if_needed = linear_attention.keep
+    states.track_mamba_states_all_layers = linear_attention.keep_in_all_layers
+    norms: Any = importlib.import_module("sglang.kernels.ops.attention.fla.fused_norm_gate")
+    norms.rms_norm_gated = linear_attention.norm
+    norms = importlib.import_module("sglang.kernels.ops.attention.fla.layernorm_gated")
+    norms.layernorm_fn = linear_attention.norm_gated
+    if module := _loaded("sglang.srt.models.qwen3_next"):
+        module._is_cpu = True
+    if module := _loaded("sglang.srt.models.qwen3_5"):
+        module._GDN_FUSED_QKVZBA_RATIOS = ()
+        module.fused_sigmoid_mul = gated
+    _pin_nothing()
+
+
 def pin_no_adapters() -> None:
     """LoRA's layers and its PyTorch backend pin their small tensors without asking whether they can; PyTorch then looks
     for a CUDA driver."""
@@ -145,6 +191,10 @@ def pin_no_adapters() -> None:
         return
     for name in ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend"):
         importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
+    _pin_nothing()
+
+
+def _pin_nothing() -> None:
     # Without an accelerator this method only raises: replacing it takes nothing from other code.
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment,misc]
 

@@ -68,6 +68,10 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
         return drafts.verified_places
 
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Return True: states of linear attention are kept for the prefix cache."""
+        return True
+
     def init_backend(self) -> None:
         """Say what this platform is, keep Mooncake from pinning host memory through CUDA, and have no slow numbers."""
         logger.warning("LAPS host platform: no GPU found, running on the CPU. For development, not for speed.")
@@ -76,9 +80,11 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         torch.set_flush_denormal(True)
         corrections.keep_mooncake_from_pinning()
         corrections.group_without_nccl()
+        corrections.name_the_host()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
         for correct in corrections.OF_MODELS:
             correct()
         corrections.share_without_cuda(model)
+        corrections.recur_without_triton(model)
