@@ -17,6 +17,19 @@ _DRAFTS = (
 )
 """Functions that build and verify drafts, and a flag that they read."""
 
+_STATES = (
+    "layers.attention.linear.gdn_backend.causal_conv1d_fn",
+    "layers.attention.linear.gdn_backend.causal_conv1d_update",
+    "layers.attention.linear.gdn_backend.fused_gdn_gating",
+    "layers.attention.linear.kernels.gdn_triton.chunk_gated_delta_rule",
+    "layers.attention.linear.kernels.gdn_triton.fused_recurrent_gated_delta_rule_packed_decode",
+    "layers.attention.hybrid_linear_attn_backend.track_mamba_states_if_needed",
+    "layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
+    "models.qwen3_5._GDN_FUSED_QKVZBA_RATIOS",
+    "models.qwen3_5.fused_sigmoid_mul",
+)
+"""Kernels of linear attention, and what calls them."""
+
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),
     Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", _HOST, "args"),
@@ -51,6 +64,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
     Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
     *(Seam(f"speculative.{name}", "set", "host", _HOST, None) for name in _DRAFTS),
+    *(Seam(name, "set", "host", _HOST, None) for name in _STATES),
     Seam("mem_cache.allocation.assign_req_to_token_pool_func", "set", "host", _HOST, None),
     Seam("managers.overlap_utils.gather_spec_extras", "set", "host", _HOST, None),
     Seam("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", "set", "host", _HOST, "server_args"),

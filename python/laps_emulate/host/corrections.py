@@ -154,31 +154,36 @@ def share_without_cuda(model: Any) -> None:
     model.set_embed_and_head = share
 
 
+ATTENTION = "sglang.srt.layers.attention"
+
+
 def recur_without_triton(model: torch.nn.Module) -> None:
     """Linear attention by the gated delta rule has Triton kernels wherever the engine for CPUs is not chosen."""
     if not any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
         return
-    from laps_emulate.host import linear_attention
+    from laps_emulate.host import linear_attention as ours
 
-    backend: Any = importlib.import_module("sglang.srt.layers.attention.linear.gdn_backend")
-    backend.causal_conv1d_fn = linear_attention.convolve
-    backend.causal_conv1d_update = linear_attention.convolve_next
-    backend.fused_gdn_gating = linear_attention.gates
-    kernels: Any = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_triton")
-    kernels.chunk_gated_delta_rule = linear_attention.prefill
-    kernels.fused_recurrent_gated_delta_rule_packed_decode = linear_attention.decode
-    states: Any = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
-    states.track_mamba_states_if_needed = linear_attention.keep
-    states.track_mamba_states_all_layers = linear_attention.keep_in_all_layers
+    module: Any = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
+    module.causal_conv1d_fn = ours.convolve
+    module.causal_conv1d_update = ours.convolve_next
+    module.fused_gdn_gating = ours.gates
+    module = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_triton")
+    module.chunk_gated_delta_rule = ours.prefill
+    module.fused_recurrent_gated_delta_rule_packed_decode = ours.decode
+    module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
+    module.track_mamba_states_if_needed = ours.keep
+    module.track_mamba_states_all_layers = ours.keep_in_all_layers
     norms: Any = importlib.import_module("sglang.kernels.ops.attention.fla.fused_norm_gate")
-    norms.rms_norm_gated = linear_attention.norm
+    norms.rms_norm_gated = ours.norm
     norms = importlib.import_module("sglang.kernels.ops.attention.fla.layernorm_gated")
-    norms.layernorm_fn = linear_attention.norm_gated
+    norms.layernorm_fn = ours.norm_gated
     if module := _loaded("sglang.srt.models.qwen3_next"):
         module._is_cpu = True
     if module := _loaded("sglang.srt.models.qwen3_5"):
         module._GDN_FUSED_QKVZBA_RATIOS = ()
         module.fused_sigmoid_mul = gated
+    # Batches pin the places of states without asking whether they can.
+    importlib.import_module("sglang.srt.managers.schedule_batch").torch = Unpinned()  # type: ignore[attr-defined]
     _pin_nothing()
 
 
