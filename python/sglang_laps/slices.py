@@ -182,8 +182,8 @@ class Slices(Armed):
         """A layer of an encoder."""
         now = self._pass
         if now is not None and now.even is None:
-            x = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-            if now.cut.before_due(operator.cost(x.numel() // x.shape[-1], 0)):
+            x = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+            if now.cut.before_due(0.0 if x is None else operator.cost(x.numel() // x.shape[-1], 0)):
                 self._between(now, now.cut.done)
         return whole(*args, **kwargs)
 

@@ -62,3 +62,12 @@ def test_ranks_pause_as_often_as_there_are_slices_and_at_the_same_layers(layers:
 def test_no_pass_has_more_slices_than_layers(parts: int) -> None:
     with pytest.raises(ValueError, match=f"{parts} slices of 4 layers"):
         Even(4, parts)
+
+
+def test_what_comes_before_the_operators_fills_slices_and_is_not_done() -> None:
+    cut = Cut(10.0)
+    assert [cut.before_due(6.0) for _ in range(3)] == [False, True, True]
+    assert cut.done == 0.0
+    assert cut.due(4.0) is False, "it fits beside the last of them"
+    assert cut.due(1.0) is True
+    assert cut.done == 5.0
