@@ -204,6 +204,25 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
         assert a.tokens == reference.after_each(a.prompt, a.tokens), f"{a.rid}, a prompt of {len(a.prompt)} tokens"
 
 
+def until_pauses_are_used(prefill: Prefill, reference: Reference) -> None:
+    """Serve mixed requests, of which a third leave or abort, until decode steps and short batches run in pauses."""
+    before = prefill.get("/laps_status")
+
+    def once(i: int) -> bool:
+        asked = mixed(500 + 100 * i, 40, f"{prefill.setup.name}-{i}", 2.0)
+        some_leave(asked, random.Random(2))
+        asyncio.run(at_once(prefill, asked))
+        must_be_right(asked, reference)
+        prefill.all_tokens_are_free()
+        after = prefill.get("/laps_status")
+        assert after["enabled"], after["reason"]
+        assert after["in_progress"] == 0
+        steps = after["decode"]["steps_in_pauses"] - before["decode"]["steps_in_pauses"]
+        return steps > 2 and after["preemption"]["by_short_batches"] > before["preemption"]["by_short_batches"]
+
+    until_seen(once, "steps and short batches run in pauses")
+
+
 def until_streams_are_retracted(prefill: Prefill, reference: Reference) -> None:
     """Serve more streams than memory holds, and long prompts beside them, until some are retracted."""
     before = retractions(prefill)
