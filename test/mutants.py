@@ -112,7 +112,7 @@ class Trace:
     """Notes for each test how long it takes (seconds) and the functions of the pure rooms that it enters."""
 
     def __init__(self, to: Path) -> None:
-        self._to, self._found = to, dict[str, Any]()
+        self._to, self._found, self._failed = to, dict[str, Any](), list[str]()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -129,8 +129,12 @@ class Trace:
             sys.settrace(None)
             self._found[item.nodeid] = time.perf_counter() - begin, [*entered]
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(report.nodeid)
+
     def pytest_sessionfinish(self) -> None:
-        self._to.write_text(json.dumps(self._found))
+        self._to.write_text(json.dumps(self._failed or self._found))
 
 
 class Chosen:
@@ -208,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
     print("which tests enter which function ...", file=sys.stderr)
     with tempfile.NamedTemporaryFile() as found:
         if forked(lambda: tested(None, suite, Trace(Path(found.name))), 3600.0) != 0:
-            raise SystemExit("mutants: a test fails without any mutant")
+            raise SystemExit(f"mutants: a test fails without any mutant: {Path(found.name).read_text()}")
         runs: dict[str, tuple[float, list[tuple[str, int]]]] = json.loads(Path(found.name).read_bytes())
     entering: dict[tuple[str, int], set[tuple[float, str]]] = defaultdict(set)
     for test, (seconds, functions) in runs.items():
