@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.load import FAKE_BOOTSTRAP_HOST, Prompts
+from benchmark.load import Prompts, without_decode_server
 from benchmark.results import Bar, Figure, Piece, Table
 from benchmark.rig import CPU, CUDA, DEVICES, FCFS, LAPS, ON, Device, Fleet, Progress, Variant, devices, get_json, model
 
@@ -59,7 +59,7 @@ def ask(url: str, ids: list[int], room: int) -> Answer:
     """Return the answer of a server that has no decode server. Raises OSError, ConnectionError."""
     body = {
         "input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
-        "top_logprobs_num": 2, "bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": room,
+        "top_logprobs_num": 2, **without_decode_server(room),
     }  # fmt: skip
     request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:

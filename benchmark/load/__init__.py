@@ -3,4 +3,4 @@
 # ruff: noqa: F401
 from benchmark.load.client import UNANSWERED, Answer, Loop, Route
 from benchmark.load.connection import Target, request
-from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST, Homes, Prompts, SessionPrompts
+from benchmark.load.prompts import Homes, Prompts, SessionPrompts, without_decode_server

@@ -19,6 +19,11 @@ FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's own constant: a prefill server answers requests with this host without any decode server."""
 
 
+def without_decode_server(room: int) -> dict[str, Any]:
+    """Return the fields of a request that a prefill server answers alone."""
+    return {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": room}
+
+
 @dataclass
 class Prompts:
     """Token ids for jobs, reproducible from ``seed``."""
@@ -95,11 +100,7 @@ class Prompts:
         if self.answer > 1:
             body["stream"] = True
         if self.prefill_only:
-            body |= {
-                "bootstrap_host": FAKE_BOOTSTRAP_HOST,
-                "bootstrap_port": 1,
-                "bootstrap_room": rooms.getrandbits(60),
-            }
+            body |= without_decode_server(rooms.getrandbits(60))
         return request(body, headers=headers)
 
 

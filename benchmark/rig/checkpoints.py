@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -60,8 +59,7 @@ class Architecture:
     @property
     def key(self) -> str:
         """Return ten characters that change with the checkpoint's contents."""
-        text = json.dumps([asdict(self), dict(SIZES), VERSION, SEED], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return model.key([asdict(self), dict(SIZES), VERSION, SEED])
 
 
 DEEPSEEK3 = Architecture(

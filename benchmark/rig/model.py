@@ -71,6 +71,11 @@ def corpus() -> list[str]:
     return [f.read_text() for f in files if f.exists()]
 
 
+def key(contents: object) -> str:
+    """Return ten characters that change with these contents (JSON-ready)."""
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def once(out: Path, write: Callable[[Path], None]) -> Path:
     """Fill the folder ``out`` by ``write`` unless that was done before; return it."""
     if (out / "done").exists():
@@ -91,13 +96,12 @@ def make(folder: Path, shape: Shape | None = None) -> Path:
     Weights are float32, seeded, saved as safetensors; the same seed gives the same bytes.
     """
     shape = shape or Shape()
-    key = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode()).hexdigest()[:10]
 
     def write(tmp: Path) -> None:
         save_tokenizer(tmp, shape)
         _save_weights(tmp, shape)
 
-    return once(folder / f"qwen2-{shape.layers}x{shape.hidden}-{key}", write)
+    return once(folder / f"qwen2-{shape.layers}x{shape.hidden}-{key(asdict(shape))}", write)
 
 
 def save_tokenizer(folder: Path, shape: Shape, special: Sequence[str] = SPECIAL) -> None:

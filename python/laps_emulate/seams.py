@@ -25,6 +25,7 @@ _STATES = (
     "layers.attention.linear.kernels.gdn_triton.fused_recurrent_gated_delta_rule_packed_decode",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_if_needed",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
+    "models.qwen3_next._is_cpu",
     "models.qwen3_5._GDN_FUSED_QKVZBA_RATIOS",
     "models.qwen3_5.fused_sigmoid_mul",
 )

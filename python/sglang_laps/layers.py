@@ -49,8 +49,8 @@ def decoder_layers(model: Module) -> list[Module]:
     return layers
 
 
-def encoder_layers(model: Module) -> list[Point]:
-    """The layers of the encoders of pictures, video and sound, which run before the decoder; empty without such
+def encoder_points(model: Module) -> list[Point]:
+    """Return the layers of the encoders of pictures, video and sound, which run before the decoder; none without such
     encoders, and of one with an attention of its own. Costs are for each row, attention not counted: its windows are
     known on the device alone."""
     lists = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) > 1 and all(map(_encodes, m))]

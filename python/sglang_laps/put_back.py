@@ -39,7 +39,7 @@ class Held(NamedTuple):
     slots: Any
 
 
-def held(runner: Any, batch: Any) -> Held:
+def hold(runner: Any, batch: Any) -> Held:
     """Return what is lost when another batch runs in a pause of `batch`."""
     metadata, linear = _metadata(runner), _linear(runner)
     masks = {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
@@ -58,7 +58,7 @@ def _linear(runner: Any) -> Any:
 
 
 def put_back(runner: Any, batch: Any, before: Held) -> None:
-    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``held`` has
+    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``hold`` has
     returned."""
     if batch.global_num_tokens_cpu is not None:
         # The lengths of what data-parallel ranks gather.

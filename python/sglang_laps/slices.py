@@ -24,9 +24,9 @@ from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
 from sglang_laps.armed import Abandoned, Armed, Cutter, Order
-from sglang_laps.layers import decoder_layers, encoder_layers, points
+from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
-from sglang_laps.put_back import aside, held, put_back
+from sglang_laps.put_back import aside, hold, put_back
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -88,7 +88,7 @@ class Slices(Armed):
             # A hook of torch would cost every pass ten times what this does, in slices or not.
             module.forward = partial(run, module.forward, operator)
         if encodes_layer_by_layer(runner):
-            for module, operator in encoder_layers(runner.model):
+            for module, operator in encoder_points(runner.model):
                 module.forward = partial(self._encode, module.forward, operator)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
@@ -196,7 +196,7 @@ class Slices(Armed):
         """Pause between two slices; ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
-        begin, before = time.perf_counter(), held(self._runner, now.batch)
+        begin, before = time.perf_counter(), hold(self._runner, now.batch)
         with self._under(None, now.graphs), aside():
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:

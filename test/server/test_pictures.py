@@ -16,7 +16,7 @@ import pytest
 from rounds import until_seen
 from served import LAPS, NORMAL_LOOP, Prefill, Setup, checkpoint, on
 
-from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
+from benchmark.load.prompts import without_decode_server
 from benchmark.rig import model
 
 from .colocated import EVERY_PAUSE, Asked, at_once, some_leave
@@ -53,14 +53,14 @@ class Shown(Asked):
         if self.pictures:
             body["image_data"] = list(self.pictures)
         if self.room is not None:
-            body |= {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": self.room}
+            body |= without_decode_server(self.room)
         return body
 
 
 def crowd(prefill: Prefill, number: int) -> list[Shown]:
     """Documents of pictures, questions about one, and plain ones."""
     rng, decodes = random.Random(number), prefill.setup.mode == "null"
-    words = [w for w in model.corpus()[1].split() if w.isascii() and "|" not in w]
+    words = [w for w in (model.REPO / "README.md").read_text().split() if w.isascii() and "|" not in w]
 
     def one(i: int) -> Shown:
         text, seen = pictures.prompt(rng, words, long=i % 4 == 0)

@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
 WINDOWED = ("gemma2", "gptoss")
 """Attention sees a window: long prompts of these are cut, too."""
-NAMES = tuple(architectures.NAMES)
+NAMES = architectures.NAMES
 
 
 def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | None = None, **more: Any) -> Setup:

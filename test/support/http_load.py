@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
+from benchmark.load.prompts import without_decode_server
 
 REQUEST_LIMIT_S = 400.0
 """Guards against a hang (seconds)."""
@@ -93,9 +93,7 @@ async def prefill_only(
     body = {
         "input_ids": list(input_ids),
         "sampling_params": params,
-        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
-        "bootstrap_port": 1,
-        "bootstrap_room": random.getrandbits(62),
+        **without_decode_server(random.getrandbits(62)),
     }
     begin = time.perf_counter()
     seen = Seen(kind, begin - epoch, None, 0.0)

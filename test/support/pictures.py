@@ -47,7 +47,9 @@ NAMES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"
 
 def make(folder: Path, name: str) -> Path:
     """Write the checkpoint of this name under ``folder`` unless it exists; return its path."""
-    return model.once(folder / f"{name}-1", lambda tmp: _write(tmp, NAMES[name]))
+    family, common = NAMES[name], [dict(checkpoints.SIZES), checkpoints.VERSION, checkpoints.SEED, SIDES]
+    key = model.key([VISION[family], TEXT[family], WRITTEN.get(family), *common])
+    return model.once(folder / f"{name}-{key}", lambda tmp: _write(tmp, family))
 
 
 def _write(folder: Path, family: str) -> None:

@@ -24,17 +24,17 @@ import lean
 import pytest
 from rounds import ROUNDS
 
-from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
+from benchmark.load.prompts import without_decode_server
 from benchmark.rig import model, servers
 
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
-"""States of linear attention are as exact as all else here: otherwise half of them is bfloat16."""
-AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", **STATES}
+AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 """A server that has answered its own first request says at once that it is ready: it has no need of another, for which
 the route of its health waits a second."""
+EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+"""States of linear attention are as exact as all else: otherwise half of them is bfloat16."""
 SOON = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
 """A decode server learns within 4 s (10 by default) that a prefill server is dead. Until then it spins."""
 HICACHE = Path(__file__).with_name("hicache")
@@ -104,9 +104,8 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
     made = checkpoint(setup.shape)
     args += setup.more(made) if setup.more else ()
-    return servers.sglang(
-        setup.mode, made, folder / "server.log", *args, env={**AT_ONCE, **servers.KEEP_MEMORY, **setup.env}, name=name
-    )
+    env = {**AT_ONCE, **EXACT, **servers.KEEP_MEMORY, **setup.env}
+    return servers.sglang(setup.mode, made, folder / "server.log", *args, env=env, name=name)
 
 
 @contextmanager
@@ -273,9 +272,7 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
     body: dict[str, Any] = {
         "input_ids": prompt,
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
-        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
-        "bootstrap_port": 1,
-        "bootstrap_room": room,
+        **without_decode_server(room),
     }
     return body if rid is None else {**body, "rid": rid}
 

@@ -183,8 +183,7 @@ def recur_without_triton(model: torch.nn.Module) -> None:
         module._GDN_FUSED_QKVZBA_RATIOS = ()
         module.fused_sigmoid_mul = gated
     # Batches pin the places of states without asking whether they can.
-    importlib.import_module("sglang.srt.managers.schedule_batch").torch = Unpinned()  # type: ignore[attr-defined]
-    _pin_nothing()
+    _pin_nothing("sglang.srt.managers.schedule_batch")
 
 
 def pin_no_adapters() -> None:
@@ -194,18 +193,19 @@ def pin_no_adapters() -> None:
 
     if not get_lora().enable_lora:
         return
-    for name in ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend"):
+    _pin_nothing("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
+
+
+def _pin_nothing(*modules: str) -> None:
+    """Have nothing pinned that these modules make, nor any tensor that is there."""
+    for name in modules:
         importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
-    _pin_nothing()
-
-
-def _pin_nothing() -> None:
     # Without an accelerator this method only raises: replacing it takes nothing from other code.
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment,misc]
 
 
 class Unpinned:
-    """``torch`` as two modules of SGLang see it: new tensors are not pinned."""
+    """``torch`` as some modules of SGLang see it: new tensors are not pinned."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)

@@ -151,10 +151,17 @@ keep_in_all_layers = partial(keep, axis=1)
 
 
 def norm_gated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor, *, activation: str, **other: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor,
+    *,
+    eps: float,
+    activation: str,
+    **_: Any,
 ) -> torch.Tensor:
     """Return the same as ``norm``, asked for in another order."""
-    return norm(x, z, weight, bias, activation, eps=other["eps"])
+    return norm(x, z, weight, bias, activation, eps=eps)
 
 
 def norm(

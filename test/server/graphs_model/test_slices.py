@@ -109,7 +109,7 @@ def test_slots_of_states_are_translated_once() -> None:
         linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
 
     runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
-    put_back.put_back(runner, mine, put_back.held(runner, mine))
+    put_back.put_back(runner, mine, put_back.hold(runner, mine))
     assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
@@ -354,7 +354,7 @@ def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPa
     runner, mine = Runner(2), batch((7, 0))
     runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
     runner.model.prepare_forward_batch = lambda b: runner.ran.append("prepared")
-    put_back.put_back(runner, mine, put_back.held(runner, mine))
+    put_back.put_back(runner, mine, put_back.hold(runner, mine))
     assert runner.ran == ["adapters", "prepared", "metadata 7"]
 
 
@@ -362,7 +362,7 @@ def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Non
     runner, mine, seen = Runner(2), batch((7, 0)), []
     monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    put_back.put_back(runner, mine, put_back.held(runner, mine))
+    put_back.put_back(runner, mine, put_back.hold(runner, mine))
     assert seen == [mine]
     assert get_forward().is_extend_in_batch is True
     get_forward().set("is_extend_in_batch", False)
