@@ -55,6 +55,8 @@ class Architecture:
     """Name of the configuration class, if different."""
     nextn: bool = False
     """True if one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
+    embedding: float = 1.0
+    """Factor of the embeddings, as of ``model.Shape``."""
 
     @property
     def key(self) -> str:
@@ -98,6 +100,7 @@ def random_weights(chosen: Architecture, layers: int) -> Any:
     with torch.no_grad():
         for name, values in made.state_dict().items():
             randomize(name, values)
+        made.get_input_embeddings().weight.mul_(chosen.embedding)
     return made
 
 

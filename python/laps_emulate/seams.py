@@ -23,6 +23,8 @@ _STATES = (
     "layers.attention.linear.gdn_backend.fused_gdn_gating",
     "layers.attention.linear.kernels.gdn_triton.chunk_gated_delta_rule",
     "layers.attention.linear.kernels.gdn_triton.fused_recurrent_gated_delta_rule_packed_decode",
+    "layers.attention.linear.kernels.gdn_triton.fused_sigmoid_gating_delta_rule_update",
+    "layers.attention.hybrid_linear_attn_backend.scatter_mamba_states_after_mtp_verify",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_if_needed",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
     "models.qwen3_next._is_cpu",

@@ -39,7 +39,6 @@ def why_not(scheduler: Scheduler) -> str | None:
         return f"no decode step could run in a long prefill: {reason}"
     drafts = not scheduler.spec_algorithm.is_none()
     checks = (
-        (scheduler.is_hybrid_ssm and drafts, "speculative decoding of a model with states (Mamba, linear attention)"),
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
         (alone is None and _coordinates() and drafts, COORDINATION),

@@ -54,6 +54,10 @@ def standalone_args(base: Path) -> list[str]:
     return ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(base)]
 
 
+def next_tokens_args(base: Path) -> list[str]:
+    return ["--speculative-draft-model-path", str(adapters.next_tokens(base.parent, base))]
+
+
 def served(
     name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, env: Any = None
 ) -> Setup:
@@ -61,20 +65,32 @@ def served(
     return Setup(f"colocated-drafts-{name}", args, env or {}, shape, more, mode="null")
 
 
-FITTED = (
-    *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
-    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, env=TWO_CORES),) if MANY in os.environ else ()),
-)
-"""Servers whose draft is often right."""
 NEXTN = Setup(
     "colocated-drafts-nextn",
     (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
     shape="glm4moe",
     mode="null",
 )
+STATES, STATES_TREE = (
+    Setup(
+        f"colocated-drafts-states{name}",
+        (*LAPS, *EVERY_PAUSE, *flags, "--speculative-algorithm", "NEXTN"),
+        shape="qwen3next",
+        more=next_tokens_args,
+        mode="null",
+    )
+    for name, flags in (("", CHAIN), ("-tree", (*TREE, *NORMAL_LOOP)))
+)
+"""Most of the target's layers are linear attention: they keep a state for each token of a draft."""
+FITTED = (
+    *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
+    STATES,
+    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, env=TWO_CORES),) if MANY in os.environ else ()),
+)
+"""Servers whose draft is often right."""
 WINDOWS = Setup("colocated-drafts-eagle3", (*LAPS, *EVERY_PAUSE, *CHAIN), {}, "gptoss", eagle3_args, mode="null")
 """Half of the target's layers see a window alone, and have KV of their own."""
-SETUPS = (*FITTED, WINDOWS, served("standalone", *CHAIN, more=standalone_args), NEXTN)
+SETUPS = (*FITTED, STATES_TREE, WINDOWS, served("standalone", *CHAIN, more=standalone_args), NEXTN)
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("clean"),

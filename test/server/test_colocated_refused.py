@@ -34,7 +34,7 @@ def scheduler(**more: Any) -> Any:
         ({}, None),
         ({"is_hybrid_swa": True}, None),
         ({"is_hybrid_ssm": True}, None),
-        ({"is_hybrid_ssm": True, "spec_algorithm": SpeculativeAlgorithm.EAGLE}, "a model with states"),
+        ({"is_hybrid_ssm": True, "spec_algorithm": SpeculativeAlgorithm.EAGLE}, None),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "an encoder-decoder model"),
         ({"decode_offload_manager": object()}, "KV caches of streams are offloaded"),
     ],

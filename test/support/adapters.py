@@ -89,21 +89,14 @@ def follower(folder: Path, base: Path) -> Path:
     def write(tmp: Path) -> None:
         import torch
         from safetensors.torch import save_file
-        from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
+        from transformers import AutoConfig, Qwen2ForCausalLM
 
-        target: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        tokens, states, expected = _answers(base)
+        given = torch.cat((tokens, states, torch.ones(len(tokens), 1)), -1)
+        fitted = torch.linalg.lstsq(given, expected).solution
         config = AutoConfig.from_pretrained(base)
         config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
         torch.manual_seed(1)
-        prompts = torch.randint(3, 2000, (24, 60))
-        with torch.no_grad():
-            told = target.generate(prompts, max_new_tokens=80, min_new_tokens=80, do_sample=False, pad_token_id=0)
-            states = target(told, output_hidden_states=True).hidden_states[-1][:, 60:]
-            tokens = target.model.embed_tokens(told)[:, 60:]
-            # What it is given for a token, and the state after which the target says the next but one.
-            given = torch.cat((tokens[:, 1:], states[:, :-1]), -1).flatten(0, 1)
-            given = torch.cat((given, torch.ones(len(given), 1)), -1)
-            fitted = torch.linalg.lstsq(given, states[:, 1:].flatten(0, 1)).solution
         layer = {n: v for n, v in Qwen2ForCausalLM(config).state_dict().items() if n.startswith("model.layers.")}
         weights = {n.removeprefix("model."): v.contiguous() for n, v in layer.items() if "input_layernorm" not in n}
         weights["layers.0.mlp.down_proj.weight"].zero_()
@@ -113,6 +106,57 @@ def follower(folder: Path, base: Path) -> Path:
         config.save_pretrained(tmp)
 
     return model.once(folder / f"{base.name}-follower", write)
+
+
+def next_tokens(folder: Path, base: Path) -> Path:
+    """Make the layer with which the Qwen3-Next checkpoint ``base`` predicts a further token (MTP), fitted to what that
+    answers, and return its path. Its attention counts for little."""
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+        from torch.nn.functional import rms_norm
+        from transformers import AutoConfig, Qwen3NextForCausalLM
+
+        tokens, states, expected = _answers(base)
+        config = AutoConfig.from_pretrained(base)
+        size = config.hidden_size
+        given = torch.cat([rms_norm(x, (size,), eps=config.rms_norm_eps) for x in (tokens, states)], -1)
+        fitted = torch.linalg.lstsq(given, expected).solution
+        config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+        torch.manual_seed(1)
+        Qwen3NextForCausalLM(config).save_pretrained(tmp, safe_serialization=True)
+        written = load_file(tmp / "model.safetensors")
+        weights = {n.replace("model.", "mtp."): v for n, v in written.items() if n.startswith("model.layers.")}
+        for name, values in weights.items():
+            if name.endswith("down_proj.weight"):
+                values.zero_()
+        for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            weights[f"mtp.{norm}.weight"] = torch.zeros(size)
+        weights["mtp.fc.weight"] = fitted.T.contiguous()
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = load_file(base / "model.safetensors")[name]
+        save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
+        (tmp / "config.json").write_bytes((base / "config.json").read_bytes())
+
+    return model.once(folder / f"{base.name}-mtp", write)
+
+
+def _answers(base: Path) -> tuple[Any, Any, Any]:
+    """Return the inputs of a draft for many answers of the checkpoint ``base`` and the state that it should find, each
+    [tokens, size]: embedding of a token, state before it, and the state after which the target says the next but one.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    torch.manual_seed(1)
+    prompts = torch.randint(3, 2000, (24, 60))
+    with torch.no_grad():
+        told = target.generate(prompts, max_new_tokens=80, min_new_tokens=80, do_sample=False, pad_token_id=0)
+        states = target(told, output_hidden_states=True).hidden_states[-1][:, 60:]
+        tokens = target.model.embed_tokens(told)[:, 60:]
+    return tokens[:, 1:].flatten(0, 1), states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
 
 
 def eagle3(folder: Path, base: Path) -> Path:

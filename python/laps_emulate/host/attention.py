@@ -23,8 +23,10 @@ class HostAttention(TorchNativeAttnBackend):
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
     ) -> torch.Tensor:
         """Attention output [tokens, heads * value size] of new tokens over their prefixes and themselves."""
-        verifies = forward_batch.forward_mode.is_target_verify()
-        if not (verifies or self.laps_left_out(layer, sinks)):
+        mode = forward_batch.forward_mode
+        verifies = mode.is_target_verify()
+        # Data-parallel attention pads a rank's rows: SGLang's takes none that is shorter than what a draft adds.
+        if not (verifies or mode.is_draft_extend_v2() or self.laps_left_out(layer, sinks)):
             output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
             return output
         self._save(layer, forward_batch, k, v, save_kv_cache)

@@ -162,17 +162,20 @@ def recur_without_triton(model: torch.nn.Module) -> None:
     if not any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
         return
     from laps_emulate.host import linear_attention as ours
+    from laps_emulate.host import linear_drafts as drafts
 
     module: Any = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
     module.causal_conv1d_fn = ours.convolve
-    module.causal_conv1d_update = ours.convolve_next
+    module.causal_conv1d_update = drafts.convolve
     module.fused_gdn_gating = ours.gates
     module = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_triton")
     module.chunk_gated_delta_rule = ours.prefill
     module.fused_recurrent_gated_delta_rule_packed_decode = ours.decode
+    module.fused_sigmoid_gating_delta_rule_update = drafts.verify
     module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
     module.track_mamba_states_if_needed = ours.keep
     module.track_mamba_states_all_layers = ours.keep_in_all_layers
+    module.scatter_mamba_states_after_mtp_verify = drafts.accept
     norms: Any = importlib.import_module("sglang.kernels.ops.attention.fla.fused_norm_gate")
     norms.rms_norm_gated = ours.norm
     norms = importlib.import_module("sglang.kernels.ops.attention.fla.layernorm_gated")

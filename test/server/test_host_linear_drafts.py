@@ -1,0 +1,81 @@
+"""Drafts of models with linear attention without a GPU: each token leaves behind what it would as the next one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+HEADS, KEY, VALUE, WIDTH = 2, 4, 3, 3
+SIZE = HEADS * (2 * KEY + VALUE)
+TREE = torch.tensor([[1, -1, 3, -1]]), torch.tensor([[-1, 2, -1, -1]])
+"""Children and siblings: 0 has 1 and 2, and 2 has 3."""
+
+
+def test_parents_of_trees_and_chains() -> None:
+    from laps_emulate.host import linear_drafts as drafts
+
+    assert drafts.parents_of(1, 4, *TREE).tolist() == [[-1, 0, 0, 2]]
+    assert drafts.parents_of(2, 3, None, None).tolist() == [[-1, 0, 1]] * 2
+
+
+def test_verification_is_as_the_same_tokens_one_after_the_other() -> None:
+    """A tree; its stream has slot 2, and what its tokens leave behind goes to row 1."""
+    from laps_emulate.host import linear_attention as alone
+    from laps_emulate.host import linear_drafts as drafts
+
+    torch.manual_seed(1)
+    x, weight = torch.randn(1, SIZE, 4), torch.randn(SIZE, WIDTH)
+    a, b, decay, bias = torch.randn(4, HEADS), torch.randn(4, HEADS), torch.randn(HEADS), torch.randn(HEADS)
+    conv, states = torch.randn(3, SIZE, WIDTH - 1), torch.randn(3, HEADS, VALUE, KEY)
+    before = conv.clone(), states.clone()
+    windows, left = torch.zeros(2, 4, SIZE, WIDTH - 1), torch.zeros(2, 4, HEADS, VALUE, KEY)
+    slot, row, parents = torch.tensor([2]), torch.tensor([1]), torch.empty(1, 4).long()
+    seen = drafts.convolve(
+        *(x, conv, weight, None, "silu"),
+        conv_state_indices=slot,
+        intermediate_conv_window=windows,
+        intermediate_state_indices=row,
+        retrieve_next_token=TREE[0],
+        retrieve_next_sibling=TREE[1],
+        retrieve_parent_token=parents,
+    )
+    q, k, v = seen[0].T.split((HEADS * KEY, HEADS * KEY, HEADS * VALUE), -1)
+    q, k, v = (part.reshape(1, 4, HEADS, -1) for part in (q, k, v))
+    said = drafts.verify(
+        A_log=decay, dt_bias=bias, q=q, k=k, v=v, a=a, b=b,
+        initial_state_source=states, initial_state_indices=slot,
+        intermediate_states_buffer=left, intermediate_state_indices=row,
+        cache_steps=4, retrieve_parent_token=parents,
+    )  # fmt: skip
+    assert torch.equal(conv, before[0])
+    assert torch.equal(states, before[1])
+    for path in ((0, 1), (0, 2, 3)):
+        own, own_states = conv.clone(), states.clone()
+        for t in path:
+            token = drafts.convolve(x[..., t], own, weight, None, "silu", conv_state_indices=slot)
+            out = torch.empty(1, 1, HEADS, VALUE)
+            alone.decode(
+                mixed_qkv=token, a=a[t : t + 1], b=b[t : t + 1], A_log=decay, dt_bias=bias,
+                initial_state=own_states, out=out, ssm_state_indices=slot,
+            )  # fmt: skip
+            assert torch.allclose(token[0], seen[0, :, t])
+            assert torch.allclose(out[0, 0], said[0, t], atol=1e-6)
+            assert torch.allclose(windows[1, t], own[2])
+            assert torch.allclose(left[1, t], own_states[2], atol=1e-6)
+    assert not windows[0].any()
+
+
+def test_states_are_those_after_the_last_token_that_is_right() -> None:
+    """Three streams: the second has no right token, the third has a state kept for the prefix cache, too."""
+    from laps_emulate.host import linear_drafts as drafts
+
+    left = torch.arange(1.0, 13.0).view(1, 3, 4, 1, 1)
+    pools = SimpleNamespace(
+        temporal=torch.zeros(1, 6, 1, 1), intermediate_ssm=left,
+        conv=[torch.zeros(1, 6, 1, 1)], intermediate_conv_window=[left + 20],
+    )  # fmt: skip
+    slots, last = torch.tensor([1, 2, 3]), torch.tensor([0, -1, 3])
+    drafts.accept(pools, slots, last, torch.tensor([4, 4, 5]), torch.tensor([-1, -1, 1]))
+    assert pools.temporal.flatten().tolist() == [0, 1, 0, 12, 0, 10]
+    assert pools.conv[0].flatten().tolist() == [0, 21, 0, 32, 0, 30]
