@@ -39,22 +39,23 @@ class Held(NamedTuple):
     slots: Any
 
 
-def hold(runner: Any, batch: Any) -> Held:
-    """Return what is lost when another batch runs in a pause of `batch`."""
-    metadata, linear = _metadata(runner), _linear(runner)
+def hold(batch: Any) -> Held:
+    """Return what is lost when another batch runs in a pause of `batch`, in whose forward pass this is called."""
+    metadata, linear = _metadata(), _linear()
     masks = {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
     if linear is None:
         return Held(masks, None, None)
     return Held(masks, linear.forward_metadata, batch.mamba_track_indices)
 
 
-def _metadata(runner: Any) -> Any:
-    backend = runner.attn_backend
+def _metadata() -> Any:
+    # The pass keeps the backend that it has begun with: adaptive speculative decoding may give its runner another.
+    backend: Any = forward_context.get_attn_backend()
     return getattr(getattr(backend, "prefill_backend", backend), "forward_metadata", None)
 
 
-def _linear(runner: Any) -> Any:
-    return getattr(runner.attn_backend, "linear_attn_backend", None)
+def _linear() -> Any:
+    return getattr(forward_context.get_attn_backend(), "linear_attn_backend", None)
 
 
 def put_back(runner: Any, batch: Any, before: Held) -> None:
@@ -72,8 +73,8 @@ def put_back(runner: Any, batch: Any, before: Held) -> None:
     if hasattr(runner.model, "prepare_forward_batch"):
         runner.model.prepare_forward_batch(batch)
     # Attention metadata: one object, or one set of buffers, for each backend.
-    runner.attn_backend.init_forward_metadata(batch)
+    forward_context.get_attn_backend().init_forward_metadata(batch)
     for name, value in before.masks.items():
-        setattr(_metadata(runner), name, value)
+        setattr(_metadata(), name, value)
     if before.states is not None:
-        _linear(runner).forward_metadata, batch.mamba_track_indices = before.states, before.slots
+        _linear().forward_metadata, batch.mamba_track_indices = before.states, before.slots

@@ -196,7 +196,7 @@ class Slices(Armed):
         """Pause between two slices; ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
-        begin, before = time.perf_counter(), hold(self._runner, now.batch)
+        begin, before = time.perf_counter(), hold(now.batch)
         with self._under(None, now.graphs), aside():
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:

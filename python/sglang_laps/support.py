@@ -78,7 +78,6 @@ def _drafts(args: Any) -> list[tuple[bool, str]]:
         (not compat.release().drafts_in_pauses, f"speculative decoding on SGLang {compat.installed()}"),
         (algorithm not in DRAFTS, f"speculative decoding with {algorithm}"),
         (has("enable_multi_layer_eagle"), "--enable-multi-layer-eagle"),
-        (has("speculative_adaptive"), "--speculative-adaptive"),
         (has("speculative_use_rejection_sampling"), "--speculative-use-rejection-sampling"),
     ]
 

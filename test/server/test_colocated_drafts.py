@@ -4,6 +4,7 @@ token is as it is alone."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Callable
@@ -46,8 +47,10 @@ def follower_args(base: Path) -> list[str]:
 
 
 def eagle3_args(base: Path) -> list[str]:
-    made = adapters.eagle3(base.parent, base)
-    return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(made)]
+    made, steps = adapters.eagle3(base.parent, base), base.parent / "adaptive.json"
+    steps.write_text(json.dumps({n: {"candidate_steps": [i]} for i, n in enumerate(("1", "2", "4", "6"))}))
+    args = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(made)]
+    return [*args, "--speculative-adaptive", "--speculative-adaptive-config", str(steps)]
 
 
 def standalone_args(base: Path) -> list[str]:
@@ -89,7 +92,8 @@ FITTED = (
 )
 """Servers whose draft is often right."""
 WINDOWS = Setup("colocated-drafts-eagle3", (*LAPS, *EVERY_PAUSE, *CHAIN), {}, "gptoss", eagle3_args, mode="null")
-"""Half of the target's layers see a window alone, and have KV of their own."""
+"""Half of the target's layers see a window alone, and have KV of their own. The length of drafts, and with it the
+target's attention backend, changes with the number of streams."""
 SETUPS = (*FITTED, STATES_TREE, WINDOWS, served("standalone", *CHAIN, more=standalone_args), NEXTN)
 pytestmark = [
     pytest.mark.timeout(900),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +135,15 @@ class Runner(SimpleNamespace):
             model_config=SimpleNamespace(quantization=None, vocab_size=16),
         )
 
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """A forward pass of this runner, as attention sees it."""
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        with forward_context(ForwardContext(attn_backend=self.attn_backend)):
+            yield
+
     def forward(self, b: Any) -> torch.Tensor:
-        out: torch.Tensor = self.model(b.x)
+        with self.context():
+            out: torch.Tensor = self.model(b.x)
         return out

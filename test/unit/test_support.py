@@ -29,7 +29,6 @@ def test_decode_servers_are_stock() -> None:
         ({"speculative_algorithm": "NGRAM"}, "speculative decoding with NGRAM"),
         ({"speculative_algorithm": "FROZEN_KV_MTP"}, "speculative decoding with FROZEN_KV_MTP"),
         ({"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
-        ({"speculative_algorithm": "EAGLE3", "speculative_adaptive": True}, "--speculative-adaptive"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_use_rejection_sampling": True},
             "--speculative-use-rejection-sampling",

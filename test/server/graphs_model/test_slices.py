@@ -95,9 +95,23 @@ def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
         seen.append(left)
         return len(seen) == 1
 
-    runner.model.layers[2].register_forward_pre_hook(lambda *_: seen.append(vars(runner.attn_backend.forward_metadata)))
+    attention = runner.attn_backend
+    runner.model.layers[2].register_forward_pre_hook(lambda *_: seen.append(vars(attention.forward_metadata)))
     sliced(runner, 1.0, long, pause)
     assert seen[1] == {"of": long, "custom_mask": "of a picture", "mask_indptr": None}
+
+
+def test_a_pass_goes_on_with_the_attention_that_it_has_begun_with() -> None:
+    """Adaptive speculative decoding gives the runner another with each number of steps."""
+    runner, other = Runner(3), SimpleNamespace(init_forward_metadata=lambda _: runner.ran.append("of the other"))
+
+    def pause(_: float) -> bool:
+        runner.attn_backend = other
+        return True
+
+    sliced(runner, 1.0, batch((100, 0)), pause)
+    assert runner.ran.count("metadata 100") == 2
+    assert "of the other" not in runner.ran
 
 
 def test_slots_of_states_are_translated_once() -> None:
@@ -109,7 +123,8 @@ def test_slots_of_states_are_translated_once() -> None:
         linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
 
     runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
-    put_back.put_back(runner, mine, put_back.hold(runner, mine))
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
     assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
@@ -354,7 +369,8 @@ def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPa
     runner, mine = Runner(2), batch((7, 0))
     runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
     runner.model.prepare_forward_batch = lambda b: runner.ran.append("prepared")
-    put_back.put_back(runner, mine, put_back.hold(runner, mine))
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
     assert runner.ran == ["adapters", "prepared", "metadata 7"]
 
 
@@ -362,7 +378,8 @@ def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Non
     runner, mine, seen = Runner(2), batch((7, 0)), []
     monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    put_back.put_back(runner, mine, put_back.hold(runner, mine))
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
     assert seen == [mine]
     assert get_forward().is_extend_in_batch is True
     get_forward().set("is_extend_in_batch", False)
