@@ -27,11 +27,13 @@ _STATES = (
     "layers.attention.hybrid_linear_attn_backend.scatter_mamba_states_after_mtp_verify",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_if_needed",
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
+    "layers.attention.mamba.mamba.mamba_chunk_scan_combined",
+    "layers.attention.mamba.mamba.selective_state_update",
     "models.qwen3_next._is_cpu",
     "models.qwen3_5._GDN_FUSED_QKVZBA_RATIOS",
     "models.qwen3_5.fused_sigmoid_mul",
 )
-"""Kernels of linear attention, and what calls them."""
+"""Kernels of linear attention and state spaces, and what calls them."""
 
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),

@@ -1,4 +1,5 @@
-"""Servers that prefill and decode models of which most layers are linear attention: each request has states there."""
+"""Servers that prefill and decode models with layers of linear attention, or of a state space: each request has states
+there."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
 from .colocated import EVERY_PAUSE, until_pauses_are_used, until_streams_are_retracted
 
 ROOMY, TIGHT = (
-    Setup(f"colocated-states-{name}", (*LAPS, *EVERY_PAUSE, *flags), shape="qwen3next", mode="null")
-    for name, flags in (("overlap", ()), ("tight", ("--max-mamba-cache-size", "12", *NORMAL_LOOP)))
+    Setup(f"colocated-states-{name}", (*LAPS, *EVERY_PAUSE, *flags), shape=shape, mode="null")
+    for name, shape, flags in (
+        ("overlap", "qwen3next", ()),
+        ("tight", "nemotronh", ("--max-mamba-cache-size", "12", *NORMAL_LOOP)),
+    )
 )
 """The second has room for the states of four requests."""
 pytestmark = pytest.mark.timeout(600)

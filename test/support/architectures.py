@@ -15,6 +15,7 @@ import pictures
 from benchmark.rig import checkpoints
 from benchmark.rig.checkpoints import DEEPSEEK, DEEPSEEK3, EXPERTS, Architecture
 
+NEMOTRON = ("mamba", "mlp", "mamba", "attention", "mlp", "mamba")
 ALL: Mapping[str, Architecture] = {
     "qwen2": Architecture("Qwen2", {}),
     "qwen2moe": Architecture("Qwen2Moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 64}),
@@ -30,6 +31,15 @@ ALL: Mapping[str, Architecture] = {
         },
         {"full_attention_interval": 4},
         embedding=5.0,  # so that its draft is right half of the time
+    ),
+    "nemotronh": Architecture(
+        "NemotronH",
+        {
+            **{"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
+            # Below its least time step transformers rounds up, and SGLang does not.
+            **{"n_groups": 2, "chunk_size": 64, "layers_block_type": list(NEMOTRON), "time_step_min": 1e-9},
+        },
+        {"layers_block_type": list(NEMOTRON), "mtp_layers_block_type": ["attention", "mlp"], "mamba_n_groups": 2},
     ),
     "llama": Architecture("Llama", {}),
     "mixtral": Architecture("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),

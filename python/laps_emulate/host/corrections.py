@@ -47,7 +47,7 @@ CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 def let_the_controller_wait() -> None:
     """The controller of data-parallel ranks asks its socket without a pause, and takes a core from the ranks. Here it
     waits for a message, and comes back without one after POLL_MS."""
-    module = _loaded(CONTROLLER)
+    module = loaded(CONTROLLER)
     if module is not None and not isinstance(module.sock_recv, Waiting):
         module.sock_recv = Waiting(module.sock_recv)
 
@@ -65,7 +65,7 @@ class Waiting:
         return self._receive(socket, flags=flags)
 
 
-def _loaded(name: str) -> Any:
+def loaded(name: str) -> Any:
     """A module that SGLang has imported for its model, or None: what it has not imported needs no correction."""
     return sys.modules.get(name)
 
@@ -87,7 +87,7 @@ def attend_to_all() -> None:
 def absorb_latent_attention() -> None:
     """Let DeepSeek's attention always take the absorbed form. For an unknown backend it takes the form for Triton's,
     which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
-    if module := _loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
+    if module := loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
         absorbed = module.AttnForwardMethod.MLA
         module.AttentionBackendRegistry.register("torch_native", lambda attention, batch: absorbed)
 
@@ -116,18 +116,13 @@ def pin_no_token_counts() -> None:
 
 def gate_shared_experts_without_triton() -> None:
     """Qwen2-MoE's block, which Qwen3-Next has too, adds its shared expert in a Triton kernel."""
-    if module := _loaded("sglang.srt.models.qwen2_moe"):
+    if module := loaded("sglang.srt.models.qwen2_moe"):
         module.fused_gate_sigmoid_mul_add = add_gated
 
 
 def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, output: torch.Tensor) -> None:
     """Add `shared` [n, size], times a gate between 0 and 1 of each of the `hidden` states [n, size], to `output`."""
     output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
-
-
-def gated(x: torch.Tensor, gate: torch.Tensor, **_: Any) -> torch.Tensor:
-    """Return `x` [n, size], times the sigmoid of its `gate`, by heads or in one."""
-    return x * torch.sigmoid(gate.reshape(x.shape))
 
 
 def cap_logits_without_triton() -> None:
@@ -154,41 +149,6 @@ def share_without_cuda(model: Any) -> None:
     model.set_embed_and_head = share
 
 
-ATTENTION = "sglang.srt.layers.attention"
-
-
-def recur_without_triton(model: torch.nn.Module) -> None:
-    """Linear attention by the gated delta rule has Triton kernels wherever the engine for CPUs is not chosen."""
-    if not any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
-        return
-    from laps_emulate.host import linear_attention as ours
-    from laps_emulate.host import linear_drafts as drafts
-
-    module: Any = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
-    module.causal_conv1d_fn = ours.convolve
-    module.causal_conv1d_update = drafts.convolve
-    module.fused_gdn_gating = ours.gates
-    module = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_triton")
-    module.chunk_gated_delta_rule = ours.prefill
-    module.fused_recurrent_gated_delta_rule_packed_decode = ours.decode
-    module.fused_sigmoid_gating_delta_rule_update = drafts.verify
-    module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
-    module.track_mamba_states_if_needed = ours.keep
-    module.track_mamba_states_all_layers = ours.keep_in_all_layers
-    module.scatter_mamba_states_after_mtp_verify = drafts.accept
-    norms: Any = importlib.import_module("sglang.kernels.ops.attention.fla.fused_norm_gate")
-    norms.rms_norm_gated = ours.norm
-    norms = importlib.import_module("sglang.kernels.ops.attention.fla.layernorm_gated")
-    norms.layernorm_fn = ours.norm_gated
-    if module := _loaded("sglang.srt.models.qwen3_next"):
-        module._is_cpu = True
-    if module := _loaded("sglang.srt.models.qwen3_5"):
-        module._GDN_FUSED_QKVZBA_RATIOS = ()
-        module.fused_sigmoid_mul = gated
-    # Batches pin the places of states without asking whether they can.
-    _pin_nothing("sglang.srt.managers.schedule_batch")
-
-
 def pin_no_adapters() -> None:
     """LoRA's layers and its PyTorch backend pin their small tensors without asking whether they can; PyTorch then looks
     for a CUDA driver."""
@@ -196,10 +156,10 @@ def pin_no_adapters() -> None:
 
     if not get_lora().enable_lora:
         return
-    _pin_nothing("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
+    pin_nothing("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
 
 
-def _pin_nothing(*modules: str) -> None:
+def pin_nothing(*modules: str) -> None:
     """Have nothing pinned that these modules make, nor any tensor that is there."""
     for name in modules:
         importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
@@ -219,7 +179,7 @@ class Unpinned:
 
 def draft_with_native_attention() -> None:
     """A draft's passes have the attention that the target's has; SGLang knows none for ``torch_native``."""
-    if module := _loaded("sglang.srt.speculative.draft_utils"):
+    if module := loaded("sglang.srt.speculative.draft_utils"):
         module.DraftBackendFactory.create_draft_extend_backend = _draft_attention
         module.DraftBackendFactory.create_decode_backend = _draft_steps
 
@@ -244,25 +204,25 @@ def verify_drafts_without_triton() -> None:
     greedy whatever the temperature."""
     from laps_emulate.host import drafts
 
-    if module := _loaded("sglang.srt.speculative.eagle_utils"):
+    if module := loaded("sglang.srt.speculative.eagle_utils"):
         module._is_cpu = True
         module.build_tree_kernel_efficient_func = drafts.build_tree
         module.verify_tree_greedy_func = drafts.verify_greedily
-    if module := _loaded("sglang.srt.speculative.eagle_worker_common"):
+    if module := loaded("sglang.srt.speculative.eagle_worker_common"):
         module.assign_draft_cache_locs_contiguous_func = drafts.draft_places
         module.fill_bonus_tokens_func = drafts.last_tokens
-    if module := _loaded("sglang.srt.speculative.spec_utils"):
+    if module := loaded("sglang.srt.speculative.spec_utils"):
         module.fill_front_out_cache_loc_func = drafts.front_places
         module.fill_accept_out_cache_loc_func = drafts.accepted_places
-    if module := _loaded("sglang.srt.mem_cache.allocation"):
+    if module := loaded("sglang.srt.mem_cache.allocation"):
         module.assign_req_to_token_pool_func = drafts.allocated
-    if module := _loaded("sglang.srt.managers.overlap_utils"):
+    if module := loaded("sglang.srt.managers.overlap_utils"):
         module.gather_spec_extras = drafts.gathered
 
 
 def overlap_drafts() -> None:
     """SGLang has speculative decoding without its overlap loop on every CPU."""
-    if module := _loaded("sglang.srt.arg_groups.speculative_hook"):
+    if module := loaded("sglang.srt.arg_groups.speculative_hook"):
         module._disable_overlap_schedule_for_cpu = lambda server_args: None
 
 

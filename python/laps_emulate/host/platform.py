@@ -13,7 +13,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-from laps_emulate.host import corrections
+from laps_emulate.host import corrections, states
 
 logger = logging.getLogger(__name__)
 
@@ -87,4 +87,5 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         for correct in corrections.OF_MODELS:
             correct()
         corrections.share_without_cuda(model)
-        corrections.recur_without_triton(model)
+        states.recur_without_triton(model)
+        states.scan_without_triton(model)
