@@ -55,6 +55,7 @@ STEPS: dict[str, Step] = {
     "router-agents": Step("benchmark.router", "--agents --rounds 1 --seconds 80"),
     "colocated": Step("benchmark.colocated"),
     "sim-rules": Step("benchmark.sim.rules"),
+    "sim-anything": Step("benchmark.sim.anything"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),
     "sim-gpu": Step("benchmark.fidelity.gpu"),
