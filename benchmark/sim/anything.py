@@ -35,7 +35,7 @@ FIGURES = {
     "mean TTFT": "best of stock", "mean slowdown": "best of stock", "P90 of the shorter 70%": "best of stock",
     "P90 of the longest 10%": "fcfs with its better chunk", "time for all": "best of stock",
 }  # fmt: skip
-"""What each figure of LAPS is divided by."""
+"""Figures of LAPS, and the stock figure that each is divided by."""
 
 
 def lengths(rng: random.Random) -> Sizes:
