@@ -166,8 +166,6 @@ import sglang.srt.managers.scheduler as module
 module.Scheduler.start_batch = module.Scheduler.run_batch
 del module.Scheduler.run_batch
 from sglang.srt.plugins import load_plugins
-from sglang_laps import compat
-compat.installed.cache_clear()  # some models ask for the platform, and it for the release, when they are imported
 load_plugins()
 print("served all the same")
 """

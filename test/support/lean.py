@@ -17,6 +17,8 @@ MODELS = (
     *("qwen2_5_vl", "qwen3_vl", "qwen3_next", "qwen3_next_mtp", "qwen3_5", "nemotron_h"),
 )
 """Models that the tests serve, as SGLang names their modules."""
+LATE = ("nemotron_h",)
+"""Those of them that set up the platform and Prometheus when they are imported: each server does that for itself."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
 

@@ -24,7 +24,7 @@ from understudies import MESSAGE
 PRELOAD = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
-    *(f"sglang.srt.models.{name}" for name in lean.MODELS),
+    *(f"sglang.srt.models.{name}" for name in lean.MODELS if name not in lean.LATE),
     "fastapi.testclient",
 )
 CHILDREN = 3
