@@ -12,7 +12,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -44,7 +44,10 @@ def lengths(rng: random.Random) -> Sizes:
     low = rng.choice((800, 2000, 6000))
     long = log_uniform(low, min(LONGEST, low * rng.choice((2, 8, 30))))
     share = rng.choice((0.005, 0.02, 0.08, 0.25, 0.5))
-    hump: Callable[[float], Sizes] = lambda at: lambda r: min(LONGEST, 1 + int(at * math.exp(r.gauss(0.0, width))))  # noqa: E731
+
+    def hump(at: float) -> Sizes:
+        return lambda r: min(LONGEST, 1 + int(at * math.exp(r.gauss(0.0, width))))
+
     two = mix(hump(middle), hump(1500), 0.4)
     return rng.choice((hump(middle), log_uniform(16, LONGEST), mix(hump(middle), long, share), mix(two, long, share)))
 

@@ -18,7 +18,7 @@ MODELS = (
 )
 """Models that the tests serve, as SGLang names their modules."""
 LATE = ("nemotron_h",)
-"""Those of them that set up the platform and Prometheus when they are imported: each server does that for itself."""
+"""Models whose import sets up the platform and Prometheus: each server does that for itself."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
 

@@ -3,6 +3,7 @@ each token of a draft would leave behind is kept, until it is known which of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,8 +36,7 @@ def convolve(
         retrieve_parent_token.copy_(parents)
     out, left = torch.empty_like(x), [state[conv_state_indices.long()].to(x.dtype)]
     for t in range(x.shape[-1]):
-        before = torch.stack(left, 1)[torch.arange(len(x)), parents[:, t] + 1]
-        seen = torch.cat((before, x[..., t : t + 1]), -1)
+        seen = torch.cat((after_parents(left, parents, t), x[..., t : t + 1]), -1)
         found = (seen * weight).sum(-1)
         out[..., t] = functional.silu(found if bias is None else found + bias)
         left.append(seen[..., 1:])
@@ -56,6 +56,13 @@ def parents_of(streams: int, tokens: int, child: torch.Tensor | None, sibling: t
                 if other >= 0:
                     found[stream, other] = parent
     return found
+
+
+def after_parents(left: Sequence[torch.Tensor], parents: torch.Tensor, t: int) -> torch.Tensor:
+    """Return what the parents of the tokens `t` have left behind [streams, ..]. `left`: what there was before the first
+    token, and what each so far has left behind."""
+    streams = len(left[0])
+    return torch.stack(tuple(left), 1)[torch.arange(streams), parents[:streams, t].long() + 1]
 
 
 def verify(
@@ -92,7 +99,7 @@ def verify(
             *(x[:, now] for x in (q, k, values)),
             g=decays[:, now],
             beta=rates[:, now],
-            initial_state=torch.stack(left, 1)[torch.arange(streams), parents[:streams, t].long() + 1],
+            initial_state=after_parents(left, parents, t),
             output_final_state=True,
             use_qk_l2norm_in_kernel=True,
         )

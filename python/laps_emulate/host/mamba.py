@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from laps_emulate.host.linear_drafts import parents_of
+from laps_emulate.host.linear_drafts import after_parents, parents_of
 
 
 def scan(
@@ -95,8 +95,9 @@ def update(
     parents = parents_of(streams, tokens, None, None) if retrieve_parent_token is None else retrieve_parent_token
     left = [state[slots].float()]
     for t in range(tokens):
-        before = torch.stack(left, 1)[torch.arange(streams), parents[:streams, t].long() + 1]
-        now = (dt[:, t] * A).exp() * before + dt[:, t] * B[:, t] * x[:, t].float().unsqueeze(-1)
+        now = (dt[:, t] * A).exp() * after_parents(left, parents, t) + dt[:, t] * B[:, t] * x[:, t].float().unsqueeze(
+            -1
+        )
         out[:, t] = ((now * C[:, t]).sum(-1) + D * x[:, t]).to(out.dtype)
         left.append(now)
         if intermediate_states_buffer is not None and intermediate_state_indices is not None:
