@@ -65,12 +65,15 @@ def points(layer: Module, *, blocks: bool) -> list[Point]:
     """Return the points where a pass can be paused in this layer, in the order of execution: before it; before its
     attention and the projection after that, where attention is not latent (little is held there: queries, keys,
     values); before each MLP or block of experts. Never in the middle of an MLP: there its widest activations are held.
-    A dense one takes blocks of rows instead, with `blocks`."""
+    A dense one takes blocks of rows instead, with `blocks`. A layer that keeps something of a pass from one half to the
+    other has the first point alone."""
     children = dict(layer.named_children())
     mixers = [m for m in children.values() if _cores(m)]
     mlps = [m for m in children.values() if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
     found, rest = [], _active(layer) - sum(map(_active, mlps))
     width = max(map(_width, _cores(layer)), default=0.0)
+    if _between_halves(layer):
+        return [Point(layer, Operator(2.0 * _active(layer), 4.0 * width))]
     core, output = _plain(mixers)
     if core is None or output is None:
         found.append(Point(layer, Operator(2.0 * rest, 4.0 * width)))
@@ -81,6 +84,12 @@ def points(layer: Module, *, blocks: bool) -> list[Point]:
         found.append(Point(output, Operator(2.0 * after)))
     found += [Point(m, Operator(2.0 * _active(m), divisible=blocks and _dense(m))) for m in mlps]
     return found
+
+
+def _between_halves(layer: Module) -> bool:
+    """Return True if the layer keeps coefficients of its residual between attention and MLP (hyper-connections)."""
+    boundary: Any = getattr(layer, "ffn_boundary", None)
+    return boundary is not None and not boundary.declaration.update.outlives_layer
 
 
 def _cores(module: Module) -> list[Module]:

@@ -23,12 +23,36 @@ def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = F
     device, if any, which has the layers of its profile. `together`: data-parallel ranks plan their steps together."""
     if reason := _refused(scheduler, together=together):
         return reason
+    if emulated is not None:
+        return None
+    runner = scheduler.tp_worker.model_runner
     try:
-        if emulated is None:
-            decoder_layers(scheduler.tp_worker.model_runner.model)
+        decoder_layers(runner.model)
     except NoLayers as e:
         return str(e)
-    return None
+    return _keeps(runner)
+
+
+def _keeps(runner: Any) -> str | None:
+    """Why another batch would overwrite what this model or its attention keeps of one pass, or None. Found by reading
+    SGLang: these models need a GPU."""
+    model = runner.model
+    name = type(model).__name__
+
+    def some_module_has(field: str) -> bool:
+        return any(getattr(m, field, None) is not None for m in model.modules())
+
+    checks = (
+        # Kimi K3. On Blackwell its residuals are in one buffer, too.
+        (some_module_has("attn_bank"), "one bank of residuals"),
+        # Qwen4 with embeddings on the host.
+        (some_module_has("_prefetch_stream"), "embeddings fetched for the next layer"),
+        # Inkling.
+        (".inkling" in type(model).__module__ and get_parallel().tp_size > 1, "sums that the next layer completes"),
+        # DeepSeek V4.1.
+        (bool(getattr(runner.attn_backend, "low_ratios", ())), "what its indexers have found for other layers"),
+    )
+    return next((f"{name} keeps {what}" for hit, what in checks if hit), None)
 
 
 def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
@@ -43,6 +67,8 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
         (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
         (scheduler.is_hybrid_ssm and scheduler.enable_hierarchical_cache, "states are loaded from the host"),
+        (scheduler.enable_unified_memory, "--enable-unified-memory moves KV while a pass is paused"),
+        (parallel.enable_kv_cache_sharding, "--enable-kv-cache-sharding fetches prefixes layer by layer"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
         (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),

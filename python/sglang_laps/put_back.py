@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sglang.srt.layers import dp_attention
+from sglang.srt.layers import dp_attention, layernorm_sp
 from sglang.srt.model_executor import forward_context
 from sglang.srt.runtime_context import ForwardFlags, get_forward
 
-MASKS = ("custom_mask", "mask_indptr", "image_token_ranges")
-"""Fields of Gemma's pictures in SGLang's attention backends that have them."""
+SET_IN_PASS = ("custom_mask", "mask_indptr", "image_token_ranges", "hpc_q_scale", "hpc_split_k_flag")
+"""Fields of attention metadata that a pass sets, where a backend has them: Gemma's masks of pictures, Hunyuan's scales
+of queries."""
 
 
 @contextmanager
@@ -32,8 +33,10 @@ def aside() -> Iterator[None]:
 class Held(NamedTuple):
     """The part of a paused pass that cannot be set up again."""
 
-    masks: dict[str, Any]
-    """Fields that the model has set in the metadata of attention."""
+    fields: dict[str, Any]
+    """Fields of SET_IN_PASS that the pass has set, and their values."""
+    rows: int
+    """Tokens that are divided among ranks for layer normalization."""
     states: Any
     """Metadata of linear attention, and the slots that its batch keeps states in: SGLang translates them in place."""
     slots: Any
@@ -42,10 +45,11 @@ class Held(NamedTuple):
 def hold(batch: Any) -> Held:
     """Return what is lost when another batch runs in a pause of `batch`, in whose forward pass this is called."""
     metadata, linear = _metadata(), _linear()
-    masks = {name: value for name in MASKS if (value := getattr(metadata, name, None)) is not None}
+    fields = {name: value for name in SET_IN_PASS if (value := getattr(metadata, name, None)) is not None}
+    rows = layernorm_sp.sp_num_tokens()
     if linear is None:
-        return Held(masks, None, None)
-    return Held(masks, linear.forward_metadata, batch.mamba_track_indices)
+        return Held(fields, rows, None, None)
+    return Held(fields, rows, linear.forward_metadata, batch.mamba_track_indices)
 
 
 def _metadata() -> Any:
@@ -61,6 +65,7 @@ def _linear() -> Any:
 def put_back(runner: Any, batch: Any, before: Held) -> None:
     """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``hold`` has
     returned."""
+    layernorm_sp.set_sp_num_tokens(before.rows)
     if batch.global_num_tokens_cpu is not None:
         # The lengths of what data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)
@@ -70,11 +75,13 @@ def put_back(runner: Any, batch: Any, before: Held) -> None:
         runner.lora_manager.prepare_lora_batch(batch)
     if batch.forward_mode.is_idle():
         return
-    if hasattr(runner.model, "prepare_forward_batch"):
-        runner.model.prepare_forward_batch(batch)
     # Attention metadata: one object, or one set of buffers, for each backend.
-    forward_context.get_attn_backend().init_forward_metadata(batch)
-    for name, value in before.masks.items():
+    backend = forward_context.get_attn_backend()
+    backend.init_forward_metadata(batch)
+    if batch.num_prefix_chunks is not None and hasattr(backend, "init_mha_chunk_metadata"):
+        # Latent attention has planned, in its first layer, how it reads the prefix.
+        backend.init_mha_chunk_metadata(batch)
+    for name, value in before.fields.items():
         setattr(_metadata(), name, value)
     if before.states is not None:
         _linear().forward_metadata, batch.mamba_track_indices = before.states, before.slots

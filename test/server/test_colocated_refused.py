@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_laps import compat
 
@@ -15,7 +16,7 @@ DRAFTS = compat.release().drafts_in_pauses
 
 def scheduler(**more: Any) -> Any:
     """Return a scheduler with the fields that are asked for."""
-    runner = SimpleNamespace(model=None)
+    runner = SimpleNamespace(model=torch.nn.Module(), attn_backend=None)
     found = {
         "is_generation": True,
         "tp_worker": SimpleNamespace(model_runner=runner),

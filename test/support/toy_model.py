@@ -108,6 +108,7 @@ def batch(*shape: tuple[int, int]) -> Any:
         extend_seq_lens_cpu=[new for new, _ in shape],
         extend_prefix_lens_cpu=[old for _, old in shape],
         global_num_tokens_cpu=None,
+        num_prefix_chunks=None,
         forward_mode=ForwardMode.EXTEND,
         x=torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)),
     )

@@ -1,19 +1,19 @@
-"""A pass in slices: where it pauses, how far the host is ahead, what is put back, and that it comes out the same."""
+"""A pass in slices: where it pauses, how far the host is ahead, and that it comes out the same."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from laps_core.slicing import MIN_ROWS
-from sglang.srt.runtime_context import get_forward
-from sglang_laps import put_back, slices
+from sglang_laps import no_slices, slices
 from sglang_laps.armed import Abandoned
-from sglang_laps.layers import NoLayers, decoder_layers
+from sglang_laps.layers import NoLayers, decoder_layers, points
 from sglang_laps.marks import Marks
 from toy_model import HIDDEN, Model, Runner, batch
 
@@ -76,56 +76,6 @@ def test_an_encoder_that_ranks_divide_or_that_is_captured_runs_whole(why: str, m
         runner.server_args.mm_enable_dp_encoder = True
     sliced(runner, 0.01, batch((40, 7)), noting(lambda _: runner.ran.append("pause")))
     assert runner.ran[:3] == ["encoder 40"] * 3
-
-
-def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
-    runner = Runner(3)
-
-    def metadata(b: Any) -> None:
-        runner.attn_backend.forward_metadata = SimpleNamespace(of=b, custom_mask=None, mask_indptr=None)
-
-    runner.attn_backend.init_forward_metadata = metadata
-    long = batch((100, 0))
-    metadata(long)
-    runner.attn_backend.forward_metadata.custom_mask = "of a picture"
-    seen = []
-
-    def pause(left: float) -> bool:
-        metadata(batch((5, 0)))
-        seen.append(left)
-        return len(seen) == 1
-
-    attention = runner.attn_backend
-    runner.model.layers[2].register_forward_pre_hook(lambda *_: seen.append(vars(attention.forward_metadata)))
-    sliced(runner, 1.0, long, pause)
-    assert seen[1] == {"of": long, "custom_mask": "of a picture", "mask_indptr": None}
-
-
-def test_a_pass_goes_on_with_the_attention_that_it_has_begun_with() -> None:
-    """Adaptive speculative decoding gives the runner another with each number of steps."""
-    runner, other = Runner(3), SimpleNamespace(init_forward_metadata=lambda _: runner.ran.append("of the other"))
-
-    def pause(_: float) -> bool:
-        runner.attn_backend = other
-        return True
-
-    sliced(runner, 1.0, batch((100, 0)), pause)
-    assert runner.ran.count("metadata 100") == 2
-    assert "of the other" not in runner.ran
-
-
-def test_slots_of_states_are_translated_once() -> None:
-    runner, mine = Runner(2), batch((7, 0))
-    linear = SimpleNamespace(forward_metadata="mine")
-    mine.mamba_track_indices = [1]
-
-    def metadata(b: Any) -> None:
-        linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
-
-    runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
-    assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
 @pytest.mark.parametrize("rows", [(40, 0, ROWS), (0, 40, 3)], ids=("busy", "idle"))
@@ -347,65 +297,6 @@ def test_a_pause_costs_what_it_takes_where_nothing_computes_meanwhile() -> None:
     assert 0.005 < cutter.pause_s < 0.1, "the first of a pass takes in results"
 
 
-# -- what is put back
-
-
-def test_flags_of_the_paused_pass_are_put_aside() -> None:
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, has_forward_context
-    from sglang.srt.runtime_context import get_forward
-
-    context: Any = ForwardContext(attn_backend=SimpleNamespace())  # type: ignore[call-arg]
-    with forward_context(context), get_forward().scoped(mlp_reduce_scatter=True, multi_stream=True):
-        with put_back.aside():
-            assert not has_forward_context()
-            assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (False, False)
-            get_forward().set("is_extend_in_batch", True)
-        assert has_forward_context()
-        assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (True, True)
-        assert get_forward().is_extend_in_batch is False
-
-
-def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, mine = Runner(2), batch((7, 0))
-    runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
-    runner.model.prepare_forward_batch = lambda b: runner.ran.append("prepared")
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
-    assert runner.ran == ["adapters", "prepared", "metadata 7"]
-
-
-def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, mine, seen = Runner(2), batch((7, 0)), []
-    monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
-    mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
-    assert seen == [mine]
-    assert get_forward().is_extend_in_batch is True
-    get_forward().set("is_extend_in_batch", False)
-
-
-def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
-    from dataclasses import dataclass
-
-    @dataclass
-    class Batch:
-        extend_seq_lens_cpu: list[int]
-        extend_prefix_lens_cpu: list[int]
-
-    runner = Runner(2)
-    runner.eager_runner.load_batch = lambda b: "shared"
-    cutter, mine = slices.Slices(runner), Batch([9], [0])
-    assert runner.eager_runner.load_batch(mine) == "shared"
-    seen: list[Any] = []
-    runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.eager_runner.load_batch(mine)))
-    mine.x = batch((9, 0)).x  # type: ignore[attr-defined]
-    with cutter.cut(1.0, lambda _: False):
-        runner.forward(mine)
-    assert seen[0] == mine
-    assert seen[0] is not mine
-
-
 # -- which models
 
 
@@ -428,3 +319,44 @@ def test_layers_are_those_that_hold_all_attention() -> None:
 def test_why_a_model_has_no_slices(model: torch.nn.Module, why: str) -> None:
     with pytest.raises(NoLayers, match=why):
         decoder_layers(model)
+
+
+@pytest.mark.parametrize(("residual", "found"), [("add_norm", 4), ("mhc", 1), ("ihc", 1), ("gated", 1)])
+def test_hyper_connections_are_paused_between_layers_alone(residual: str, found: int) -> None:
+    """From attention to the end of the MLP coefficients of a pass are kept in the layer."""
+    residuals = import_module(f"sglang.srt.layers.layer_boundary.residual.{residual}")
+    update = residuals.PLAIN_ADD if residual == "add_norm" else residuals._FfnUpdate(None)
+    layer = Runner(2).model.layers[0]
+    layer.ffn_boundary = SimpleNamespace(declaration=SimpleNamespace(update=update))
+    assert len(points(layer, blocks=False)) == found
+
+
+class Bank(torch.nn.Module):
+    """Residuals of all layers, as Kimi K3 has them."""
+
+    attn_bank = SimpleNamespace(current=None)
+
+
+class Ahead(torch.nn.Module):
+    """Embeddings that are fetched for the next layer, as in Qwen4."""
+
+    _prefetch_stream = object()
+
+
+@pytest.mark.parametrize(
+    ("module", "backend", "why"),
+    [
+        (None, {}, None),
+        (None, {"low_ratios": ()}, None),
+        (Bank(), {}, "Model keeps one bank of residuals"),
+        (Ahead(), {}, "Model keeps embeddings fetched for the next layer"),
+        (None, {"low_ratios": (1, 2)}, "Model keeps what its indexers have found for other layers"),
+    ],
+)
+def test_models_whose_passes_overwrite_each_other_are_refused(
+    module: torch.nn.Module | None, backend: dict[str, Any], why: str | None
+) -> None:
+    runner = Runner(2)
+    runner.model.more = module
+    vars(runner.attn_backend).update(backend)
+    assert no_slices._keeps(runner) == why

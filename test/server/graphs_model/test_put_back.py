@@ -1,0 +1,156 @@
+"""A paused pass finds its state again when other batches have run in its pause."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.layers import layernorm_sp
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, has_forward_context
+from sglang.srt.runtime_context import get_forward
+from sglang_laps import put_back, slices
+from toy_model import Runner, batch
+
+
+def run(runner: Runner, b: Any, pause: Any) -> None:
+    """Run this batch in slices of a layer."""
+    with slices.Slices(runner).cut(1.0, pause):
+        runner.forward(b)
+
+
+def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
+    runner = Runner(3)
+
+    def metadata(b: Any) -> None:
+        runner.attn_backend.forward_metadata = SimpleNamespace(of=b, custom_mask=None, mask_indptr=None)
+
+    runner.attn_backend.init_forward_metadata = metadata
+    long = batch((100, 0))
+    metadata(long)
+    runner.attn_backend.forward_metadata.custom_mask = "of a picture"
+    seen = []
+
+    def pause(left: float) -> bool:
+        metadata(batch((5, 0)))
+        seen.append(left)
+        return len(seen) == 1
+
+    attention = runner.attn_backend
+    runner.model.layers[2].register_forward_pre_hook(lambda *_: seen.append(vars(attention.forward_metadata)))
+    run(runner, long, pause)
+    assert seen[1] == {"of": long, "custom_mask": "of a picture", "mask_indptr": None}
+
+
+def test_a_pass_goes_on_with_the_attention_that_it_has_begun_with() -> None:
+    """Adaptive speculative decoding gives the runner another with each number of steps."""
+    runner, other = Runner(3), SimpleNamespace(init_forward_metadata=lambda _: runner.ran.append("of the other"))
+
+    def pause(_: float) -> bool:
+        runner.attn_backend = other
+        return True
+
+    run(runner, batch((100, 0)), pause)
+    assert runner.ran.count("metadata 100") == 2
+    assert "of the other" not in runner.ran
+
+
+def test_slots_of_states_are_translated_once() -> None:
+    runner, mine = Runner(2), batch((7, 0))
+    linear = SimpleNamespace(forward_metadata="mine")
+    mine.mamba_track_indices = [1]
+
+    def metadata(b: Any) -> None:
+        linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
+
+    runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
+    assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
+
+
+def test_flags_of_the_paused_pass_are_put_aside() -> None:
+    context: Any = ForwardContext(attn_backend=SimpleNamespace())  # type: ignore[call-arg]
+    with forward_context(context), get_forward().scoped(mlp_reduce_scatter=True, multi_stream=True):
+        with put_back.aside():
+            assert not has_forward_context()
+            assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (False, False)
+            get_forward().set("is_extend_in_batch", True)
+        assert has_forward_context()
+        assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (True, True)
+        assert get_forward().is_extend_in_batch is False
+
+
+def test_adapters_are_put_back() -> None:
+    runner, mine = Runner(2), batch((7, 0))
+    runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
+    assert runner.ran == ["adapters", "metadata 7"]
+
+
+@pytest.mark.parametrize(("chunks", "planned"), [(None, False), (0, True), (3, True)])
+def test_how_latent_attention_reads_a_prefix_is_planned_again(chunks: int | None, planned: bool) -> None:
+    runner, mine = Runner(2), batch((7, 9000))
+    mine.num_prefix_chunks = chunks
+    runner.attn_backend.init_mha_chunk_metadata = lambda b: runner.ran.append(f"prefix of {b.num_prefix_chunks}")
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
+    assert runner.ran == ["metadata 7", *([f"prefix of {chunks}"] if planned else [])]
+
+
+def test_scales_that_attention_is_about_to_take_are_put_back() -> None:
+    runner, mine = Runner(2), batch((7, 0))
+
+    def metadata(_: Any) -> None:
+        runner.attn_backend.forward_metadata = SimpleNamespace(hpc_q_scale=None, hpc_split_k_flag=None)
+
+    runner.attn_backend.init_forward_metadata = metadata
+    metadata(mine)
+    runner.attn_backend.forward_metadata.hpc_q_scale = "mine"
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
+    assert vars(runner.attn_backend.forward_metadata) == {"hpc_q_scale": "mine", "hpc_split_k_flag": None}
+
+
+def test_tokens_that_ranks_divide_for_layer_normalization_are_put_back() -> None:
+    runner, mine = Runner(2), batch((7, 0))
+    layernorm_sp.set_sp_num_tokens(7)
+    with runner.context():
+        before = put_back.hold(mine)
+        layernorm_sp.set_sp_num_tokens(3)
+        put_back.put_back(runner, mine, before)
+    assert layernorm_sp.sp_num_tokens() == 7
+    layernorm_sp.set_sp_num_tokens(0)
+
+
+def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, mine, seen = Runner(2), batch((7, 0)), []
+    monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
+    mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
+    with runner.context():
+        put_back.put_back(runner, mine, put_back.hold(mine))
+    assert seen == [mine]
+    assert get_forward().is_extend_in_batch is True
+    get_forward().set("is_extend_in_batch", False)
+
+
+def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
+    from dataclasses import dataclass
+
+    @dataclass
+    class Batch:
+        extend_seq_lens_cpu: list[int]
+        extend_prefix_lens_cpu: list[int]
+
+    runner = Runner(2)
+    runner.eager_runner.load_batch = lambda b: "shared"
+    cutter, mine = slices.Slices(runner), Batch([9], [0])
+    assert runner.eager_runner.load_batch(mine) == "shared"
+    seen: list[Any] = []
+    runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.eager_runner.load_batch(mine)))
+    mine.x = batch((9, 0)).x  # type: ignore[attr-defined]
+    with cutter.cut(1.0, lambda _: False):
+        runner.forward(mine)
+    assert seen[0] == mine
+    assert seen[0] is not mine
