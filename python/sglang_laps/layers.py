@@ -67,13 +67,13 @@ def points(layer: Module, *, blocks: bool) -> list[Point]:
     values); before each MLP or block of experts. Never in the middle of an MLP: there its widest activations are held.
     A dense one takes blocks of rows instead, with `blocks`. A layer that keeps something of a pass from one half to the
     other has the first point alone."""
+    width = max(map(_width, _cores(layer)), default=0.0)
+    if _between_halves(layer):
+        return [Point(layer, Operator(2.0 * _active(layer), 4.0 * width))]
     children = dict(layer.named_children())
     mixers = [m for m in children.values() if _cores(m)]
     mlps = [m for m in children.values() if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
     found, rest = [], _active(layer) - sum(map(_active, mlps))
-    width = max(map(_width, _cores(layer)), default=0.0)
-    if _between_halves(layer):
-        return [Point(layer, Operator(2.0 * _active(layer), 4.0 * width))]
     core, output = _plain(mixers)
     if core is None or output is None:
         found.append(Point(layer, Operator(2.0 * rest, 4.0 * width)))

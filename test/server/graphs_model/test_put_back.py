@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,14 @@ def run(runner: Runner, b: Any, pause: Any) -> None:
     """Run this batch in slices of a layer."""
     with slices.Slices(runner).cut(1.0, pause):
         runner.forward(b)
+
+
+def go_on(runner: Runner, b: Any, between: Callable[[], None] = lambda: None) -> None:
+    """Hold what a pass of `b` needs, let something happen, and put it back."""
+    with runner.context():
+        before = put_back.hold(b)
+        between()
+        put_back.put_back(runner, b, before)
 
 
 def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
@@ -64,8 +74,7 @@ def test_slots_of_states_are_translated_once() -> None:
         linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
 
     runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
+    go_on(runner, mine)
     assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
@@ -84,8 +93,7 @@ def test_flags_of_the_paused_pass_are_put_aside() -> None:
 def test_adapters_are_put_back() -> None:
     runner, mine = Runner(2), batch((7, 0))
     runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
+    go_on(runner, mine)
     assert runner.ran == ["adapters", "metadata 7"]
 
 
@@ -94,8 +102,7 @@ def test_how_latent_attention_reads_a_prefix_is_planned_again(chunks: int | None
     runner, mine = Runner(2), batch((7, 9000))
     mine.num_prefix_chunks = chunks
     runner.attn_backend.init_mha_chunk_metadata = lambda b: runner.ran.append(f"prefix of {b.num_prefix_chunks}")
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
+    go_on(runner, mine)
     assert runner.ran == ["metadata 7", *([f"prefix of {chunks}"] if planned else [])]
 
 
@@ -108,36 +115,27 @@ def test_scales_that_attention_is_about_to_take_are_put_back() -> None:
     runner.attn_backend.init_forward_metadata = metadata
     metadata(mine)
     runner.attn_backend.forward_metadata.hpc_q_scale = "mine"
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
+    go_on(runner, mine)
     assert vars(runner.attn_backend.forward_metadata) == {"hpc_q_scale": "mine", "hpc_split_k_flag": None}
 
 
-def test_tokens_that_ranks_divide_for_layer_normalization_are_put_back() -> None:
-    runner, mine = Runner(2), batch((7, 0))
-    layernorm_sp.set_sp_num_tokens(7)
-    with runner.context():
-        before = put_back.hold(mine)
-        layernorm_sp.set_sp_num_tokens(3)
-        put_back.put_back(runner, mine, before)
+def test_tokens_that_ranks_divide_for_layer_normalization_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layernorm_sp._sp_state, "num_tokens", 7)
+    go_on(Runner(2), batch((7, 0)), lambda: layernorm_sp.set_sp_num_tokens(3))
     assert layernorm_sp.sp_num_tokens() == 7
-    layernorm_sp.set_sp_num_tokens(0)
 
 
 def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, mine, seen = Runner(2), batch((7, 0)), []
     monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    with runner.context():
-        put_back.put_back(runner, mine, put_back.hold(mine))
+    go_on(runner, mine)
     assert seen == [mine]
     assert get_forward().is_extend_in_batch is True
     get_forward().set("is_extend_in_batch", False)
 
 
 def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
-    from dataclasses import dataclass
-
     @dataclass
     class Batch:
         extend_seq_lens_cpu: list[int]

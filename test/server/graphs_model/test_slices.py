@@ -331,32 +331,29 @@ def test_hyper_connections_are_paused_between_layers_alone(residual: str, found:
     assert len(points(layer, blocks=False)) == found
 
 
-class Bank(torch.nn.Module):
-    """Residuals of all layers, as Kimi K3 has them."""
-
-    attn_bank = SimpleNamespace(current=None)
-
-
-class Ahead(torch.nn.Module):
-    """Embeddings that are fetched for the next layer, as in Qwen4."""
-
-    _prefetch_stream = object()
-
-
 @pytest.mark.parametrize(
-    ("module", "backend", "why"),
+    ("layer", "backend", "keeps"),
     [
-        (None, {}, None),
-        (None, {"low_ratios": ()}, None),
-        (Bank(), {}, "Model keeps one bank of residuals"),
-        (Ahead(), {}, "Model keeps embeddings fetched for the next layer"),
-        (None, {"low_ratios": (1, 2)}, "Model keeps what its indexers have found for other layers"),
+        ({}, {}, None),
+        ({"attn_bank": None, "_prefetch_stream": None}, {"low_ratios": ()}, None),
+        ({"attn_bank": object()}, {}, "one bank of residuals"),
+        ({"_prefetch_stream": object()}, {}, "embeddings fetched for the next layer"),
+        ({}, {"low_ratios": (1, 2)}, "what its indexers have found for other layers"),
     ],
 )
 def test_models_whose_passes_overwrite_each_other_are_refused(
-    module: torch.nn.Module | None, backend: dict[str, Any], why: str | None
+    layer: dict[str, Any], backend: dict[str, Any], keeps: str | None
 ) -> None:
     runner = Runner(2)
-    runner.model.more = module
+    vars(runner.model.layers[1]).update(layer)
     vars(runner.attn_backend).update(backend)
-    assert no_slices._keeps(runner) == why
+    assert no_slices._keeps(runner) == (keeps and f"Model keeps {keeps}")
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(1, False), (4, True)])
+def test_inkling_is_refused_where_ranks_add_up_its_sums(
+    ranks: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(no_slices, "get_parallel", lambda: SimpleNamespace(tp_size=ranks))
+    monkeypatch.setattr(Model, "__module__", "sglang.srt.models.inkling")
+    assert (no_slices._keeps(Runner(2)) is not None) is refused
