@@ -61,6 +61,16 @@ SEAMS: tuple[Seam, ...] = (
     Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
     Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
     Seam("distributed.device_communicators.pynccl.PyNcclCommunicator", "set", "host", _HOST, None),
+    Seam("layers.moe.token_dispatcher.base.BaseDispatcher", "overridden", "host", _HOST, None),
+    Seam(
+        "layers.moe.fused_moe_triton.layer.create_moe_dispatcher",
+        *("set", "host", _HOST, "moe_runner_config, quant_method"),
+    ),
+    Seam(
+        "layers.moe.fused_moe_native.moe_forward_native",
+        *("set", "host", _HOST, "layer, x, topk_output, moe_runner_config"),
+    ),
+    Seam("layers.moe.ep_moe.layer.DeepEPMoE.[deprecate_flag]", "set", "host", _HOST, None),
     Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
     Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),
     Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),

@@ -59,12 +59,13 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
     """Why the way this server is set up allows no slices, or None."""
     runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
     parallel = get_parallel()
+    # With one data-parallel rank they meet with one batch, which all of them have from the leading one.
+    ranks_meet = scheduler.require_mlp_sync and parallel.attn_dp_size > 1
     checks = (
         (not scheduler.is_generation, "the model does not generate"),
         (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
-        (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
-        (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
+        (ranks_meet and not together, "ranks meet in every layer and do not plan together"),
         (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
         (scheduler.is_hybrid_ssm and scheduler.enable_hierarchical_cache, "states are loaded from the host"),
         (scheduler.enable_unified_memory, "--enable-unified-memory moves KV while a pass is paused"),
@@ -73,10 +74,7 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
         (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
-        (
-            execution.moe.expert_distribution_recorder_mode is not None or runner.eplb_manager is not None,
-            "the recorder of experts counts one pass at a time (--enable-eplb, --expert-distribution-recorder-mode)",
-        ),
+        (execution.moe.elastic_ep_backend is not None, "--elastic-ep-backend: ranks come and go at the end of a pass"),
         (get_global_experts_capturer() is not None, "--enable-return-routed-experts has one buffer"),
         (get_global_indexer_capturer() is not None, "the capturer of indexers has one buffer"),
         (runner.canary_manager is not None, "--kv-canary"),

@@ -146,6 +146,7 @@ class Pauses:
                 flight.abandoned = True
                 raise Abandoned
             while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
+                batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
                 ran = True
                 self._run_aside(batch)
                 if not self._synchronous and self._goes_on():

@@ -14,17 +14,19 @@ from sglang.srt.layers import dp_attention, layernorm_sp
 from sglang.srt.model_executor import forward_context
 from sglang.srt.runtime_context import ForwardFlags, get_forward
 
+from sglang_laps import expert_counts
+
 SET_IN_PASS = ("custom_mask", "mask_indptr", "image_token_ranges", "hpc_q_scale", "hpc_split_k_flag")
 """Fields of attention metadata that a pass sets, where a backend has them: Gemma's masks of pictures, Hunyuan's scales
 of queries."""
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def aside(runner: Any) -> Iterator[None]:
     """Flags and context of the pass that is paused are out of the way, as between two passes."""
     context = forward_context.set_forward_context(None)
     try:
-        with get_forward().scoped(**ForwardFlags._DEFAULTS):
+        with get_forward().scoped(**ForwardFlags._DEFAULTS), expert_counts.aside(runner):
             yield
     finally:
         forward_context.set_forward_context(context)
@@ -37,6 +39,8 @@ class Held(NamedTuple):
     """Fields of SET_IN_PASS that the pass has set, and their values."""
     rows: int
     """Tokens that are divided among ranks for layer normalization."""
+    counts: expert_counts.Counts
+    """How often each expert was chosen."""
     states: Any
     """Metadata of linear attention, and the slots that its batch keeps states in: SGLang translates them in place."""
     slots: Any
@@ -46,10 +50,10 @@ def hold(batch: Any) -> Held:
     """Return what is lost when another batch runs in a pause of `batch`, in whose forward pass this is called."""
     metadata, linear = _metadata(), _linear()
     fields = {name: value for name in SET_IN_PASS if (value := getattr(metadata, name, None)) is not None}
-    rows = layernorm_sp.sp_num_tokens()
+    rows, counts = layernorm_sp.sp_num_tokens(), expert_counts.hold()
     if linear is None:
-        return Held(fields, rows, None, None)
-    return Held(fields, rows, linear.forward_metadata, batch.mamba_track_indices)
+        return Held(fields, rows, counts, None, None)
+    return Held(fields, rows, counts, linear.forward_metadata, batch.mamba_track_indices)
 
 
 def _metadata() -> Any:
@@ -66,6 +70,7 @@ def put_back(runner: Any, batch: Any, before: Held) -> None:
     """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``hold`` has
     returned."""
     layernorm_sp.set_sp_num_tokens(before.rows)
+    expert_counts.put_back(before.counts)
     if batch.global_num_tokens_cpu is not None:
         # The lengths of what data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)

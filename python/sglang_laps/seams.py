@@ -45,6 +45,7 @@ _COLOCATED = "no disaggregation"
 _SCHEDULER, _ADDER = "managers.scheduler.Scheduler", "managers.schedule_policy.PrefillAdder"
 _KV = "disaggregation.common.conn.CommonKVManager"
 _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+_RECORDER = "eplb.expert_distribution._ExpertDistributionRecorderReal"
 _PENALTIES = "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
@@ -165,6 +166,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam("runtime_context.ForwardFlags._DEFAULTS", "used", "put_back", _ON, None),
     Seam("layers.dp_attention.set_dp_buffer_len_from_batch", "used", "put_back", _ON, "forward_batch"),
     Seam("layers.dp_attention.set_is_extend_in_batch", "used", "put_back", _ON, "is_extend_in_batch"),
+    Seam("eplb.expert_distribution.get_global_expert_distribution_recorder", "used", "expert_counts", _ON, ""),
+    Seam(f"{_RECORDER}.[_record_current_pass]", "used", "expert_counts", _ON, None),
+    Seam(f"{_RECORDER}.[_single_pass_gatherers]", "used", "expert_counts", _ON, None),
+    Seam(f"{_RECORDER}._on_forward_pass_start", "followed", "expert_counts", _ON, "39f6bfdb53d2"),
+    Seam("utils.common.Withable", "used", "expert_counts", _ON, ""),
+    Seam("model_executor.model_runner.ModelRunner.[eplb_manager]", "set", "expert_counts", _ON, None),
     Seam(
         "model_executor.model_runner.ModelRunner.init_cuda_graphs",
         *("hooked", "graphs", _GRAPHS, "self, capture_decode_cuda_graph="),

@@ -197,7 +197,7 @@ class Slices(Armed):
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
         begin, before = time.perf_counter(), hold(now.batch)
-        with self._under(None, now.graphs), aside():
+        with self._under(None, now.graphs), aside(self._runner):
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:
             put_back(self._runner, now.batch, before)

@@ -100,7 +100,8 @@ def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
     """Attributes that a batch finds again as they were (the slot, the queue) are put back where they are set."""
     setting = re.compile(
         r"\b(?:\w*runner(?:\.(?:attn_backend|eager_runner))?|attention|scheduler|manager|mooncake\.\w+"
-        r"|module(?:\.DraftBackendFactory)?|dp_attention|forward_batch_info|logits_processor)\.(\w+) = "
+        r"|module(?:\.DraftBackendFactory)?|dp_attention|forward_batch_info|logits_processor"
+        r"|layer|fused_moe_native)\.(\w+) = "
     )
     found = {name for text in SOURCES.values() for name in setting.findall(text) if not name.startswith("laps_")}
     assert found == {name.rpartition(".")[2].strip("[]") for name in of("set")}

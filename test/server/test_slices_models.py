@@ -46,16 +46,28 @@ LOOPS = (served, lambda n: served(n, *NORMAL_LOOP, name="-normal"))
 PLAIN = tuple(LOOPS[i % 2](n) for i, n in enumerate(NAMES))
 OTHER = tuple(LOOPS[1 - i % 2](n) for i, n in enumerate(NAMES)) if os.environ.get("LAPS_BOTH_LOOPS") else ()
 """With LAPS_BOTH_LOOPS=1 each architecture runs in both event loops, otherwise in one, by turns."""
-RANKS = tuple(served(n, *TP2, name="-tp2", env=TWO_CORES) for n in ("deepseek3", "gptoss"))
+EXCHANGE = ("--moe-a2a-backend", "deepep", "--deepep-mode", "normal")
+EXPERTS = (*EXCHANGE, "--moe-dense-tp-size", "1", "--enable-dp-lm-head")
+"""Nothing is gathered: each rank computes its own tokens, which go to experts by an exchange."""
+
+PLACED = ("--enable-eplb", "--eplb-rebalance-num-iterations", "40", "--expert-distribution-recorder-buffer-size", "40")
+"""Experts are placed anew every so many passes."""
+COUNTED = served(
+    "qwen3moe",
+    *(*TP2, *EXCHANGE, "--expert-distribution-recorder-mode", "stat"),
+    *("--expert-distribution-recorder-buffer-size", "1000"),
+    name="-tp2-experts",
+    env=TWO_CORES,
+)
+RANKS = (*(served(n, *TP2, name="-tp2", env=TWO_CORES) for n in ("deepseek3", "gptoss")), COUNTED)
 DRAFTS = (
     served("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
     served("deepseek3", *ONE_STEP, "NEXTN", *NORMAL_LOOP, name="-nextn"),
 )
 ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
-
 TOGETHER = (
     served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),
-    served("deepseek3", *DP_ATTENTION, *ONE_STEP, "NEXTN", name="-dp-nextn", env=TWO_CORES),
+    served("deepseek3", *DP_ATTENTION, *EXPERTS, *PLACED, *ONE_STEP, "NEXTN", name="-dp-nextn", env=TWO_CORES),
 )
 
 
@@ -135,6 +147,30 @@ def test_ranks_that_meet_in_every_layer_have_one_plan_and_pause_together(
     assert said[0]["preemptions"] == said[1]["preemptions"] > 0, said
     assert said[0]["steps"] == said[1]["steps"] > 0, "a rank's step is the other's"
     assert prefill.server.alive()
+
+
+@on(COUNTED)[0]
+@on(COUNTED)[1]
+def test_choices_of_experts_are_counted_by_pass(prefill: Prefill, reference: Reference) -> None:
+    prompts = crowd(random.Random(7))
+
+    def tell(what: str) -> None:
+        prefill.post(f"/{what}_expert_distribution_record", {})
+
+    def once(_: int) -> bool:
+        before = preemptions(prefill)
+        tell("start")
+        answered = asyncio.run(answers(prefill, prompts))
+        tell("stop")
+        tell("dump")
+        paths = re.findall(r"Write expert distribution to (\S+)", prefill.server.log.read_text())
+        counts = reference.torch.load(paths[-1])["logical_count"].sum(0).sum(-1)
+        Path(paths[-1]).unlink()
+        tokens = sum(len(p) - a["meta_info"]["cached_tokens"] for p, a in zip(prompts, answered, strict=True))
+        assert (counts == 2 * tokens).all(), f"{counts} of {tokens} tokens with two experts each"
+        return preemptions(prefill) > before
+
+    until_seen(once, "a batch preempts")
 
 
 @on(*ADAPTERS)[0]

@@ -36,7 +36,6 @@ def test_decode_servers_are_stock() -> None:
         ({"pp_size": 2}, "--pp-size"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"dllm_algorithm": "x"}, "--dllm-algorithm"),
-        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
         ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
         ({"attn_dp_size": 2, "prefill_decode_interval": 1}, "--prefill-decode-interval"),
         ({"enable_hisparse": True}, "--enable-hisparse"),
@@ -66,7 +65,7 @@ def test_drafts_were_tried_on_the_newest_release_alone(monkeypatch: pytest.Monke
     [
         {"speculative_algorithm": "EAGLE"},
         {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
-        {"moe_a2a_backend": "none"},
+        {"moe_a2a_backend": "deepep", "enable_eplb": True},
         {"enable_dp_attention": True, "speculative_algorithm": "NEXTN"},
         {"prefill_decode_interval": 1},
         {"enable_priority_scheduling": True},

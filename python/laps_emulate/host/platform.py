@@ -81,11 +81,18 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         corrections.keep_mooncake_from_pinning()
         corrections.group_without_nccl()
         corrections.name_the_host()
+        from laps_emulate.host import experts
+
+        experts.compute_own_experts()
+        experts.exchange_over_gloo()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
+        from laps_emulate.host.experts import compute_in_pytorch
+
         for correct in corrections.OF_MODELS:
             correct()
         corrections.share_without_cuda(model)
+        compute_in_pytorch(model)
         states.recur_without_triton(model)
         states.scan_without_triton(model)

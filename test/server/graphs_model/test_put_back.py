@@ -78,10 +78,18 @@ def test_slots_of_states_are_translated_once() -> None:
     assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
+def test_experts_are_not_placed_anew_in_a_pause() -> None:
+    runner: Any = Runner(2)
+    runner.eplb_manager = "manager"
+    with put_back.aside(runner):
+        assert runner.eplb_manager is None
+    assert runner.eplb_manager == "manager"
+
+
 def test_flags_of_the_paused_pass_are_put_aside() -> None:
     context: Any = ForwardContext(attn_backend=SimpleNamespace())  # type: ignore[call-arg]
     with forward_context(context), get_forward().scoped(mlp_reduce_scatter=True, multi_stream=True):
-        with put_back.aside():
+        with put_back.aside(Runner(2)):
             assert not has_forward_context()
             assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (False, False)
             get_forward().set("is_extend_in_batch", True)

@@ -1,0 +1,114 @@
+"""Expert parallelism. SGLang's exchanges of tokens between ranks (DeepEP, say) need a GPU: here they go over gloo."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput
+from sglang.srt.runtime_context import get_parallel
+
+
+class _Sent(NamedTuple):
+    """One dispatch of a rank. A token has a copy for each of its experts."""
+
+    rows: torch.Tensor
+    """Row of each copy that it sent."""
+    to: list[int]
+    """Copies that it sent to each rank."""
+    came: list[int]
+    """Copies that came from each rank."""
+    tokens: int
+
+
+class HostDispatcher(BaseDispatcher):
+    """Sends each token to the ranks that hold its experts, and what these make of it back."""
+
+    def __init__(self, experts: int) -> None:
+        """`experts`: on this rank, physical ones."""
+        super().__init__()
+        self._experts = experts
+        self._group = get_parallel().tp_group.cpu_group
+        self._ranks = dist.get_world_size(self._group)
+        self._sent: _Sent | None = None
+
+    def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> StandardDispatchOutput:
+        """Return the copies of tokens [n, size] that are for experts of this rank, each with its one expert there.
+
+        `hidden_states`: [tokens, size] of this rank; `topk_output`: physical experts of each, -1 = none.
+        """
+        ids, weights = topk_output.topk_ids.long(), topk_output.topk_weights
+        rows, slots = torch.nonzero(ids >= 0, as_tuple=True)
+        ranks, order = torch.sort(ids[rows, slots] // self._experts, stable=True)
+        rows, slots = rows[order], slots[order]
+        to = torch.bincount(ranks, minlength=self._ranks)
+        came = torch.empty_like(to)
+        dist.all_to_all_single(came, to, group=self._group)
+        self._sent = sent = _Sent(rows, to.tolist(), came.tolist(), len(hidden_states))
+        states = self._there(hidden_states[rows], sent)
+        local = self._there((ids[rows, slots] % self._experts).unsqueeze(1), sent)
+        share = self._there(weights[rows, slots].unsqueeze(1), sent)
+        return StandardDispatchOutput(states, None, StandardTopKOutput(share, local, share))
+
+    def combine(self, combine_input: StandardCombineInput) -> torch.Tensor:
+        """Return the sum, for each token of this rank, of what its experts made of it [tokens, size]."""
+        sent, self._sent = self._sent, None
+        assert sent is not None, "combine without dispatch"
+        states = combine_input.hidden_states
+        back = states.new_empty((len(sent.rows), states.shape[-1]))
+        dist.all_to_all_single(back, states.contiguous(), sent.to, sent.came, group=self._group)
+        return states.new_zeros((sent.tokens, states.shape[-1])).index_add_(0, sent.rows, back)
+
+    def _there(self, values: torch.Tensor, sent: _Sent) -> torch.Tensor:
+        found = values.new_empty((sum(sent.came), *values.shape[1:]))
+        dist.all_to_all_single(found, values.contiguous(), sent.came, sent.to, group=self._group)
+        return found
+
+
+def compute_own_experts() -> None:
+    """SGLang's experts in PyTorch cannot leave out those of other ranks (-1), nor do nothing."""
+    from sglang.srt.layers.moe import fused_moe_native
+
+    usual = fused_moe_native.moe_forward_native
+
+    def forward(layer: Any, x: torch.Tensor, topk_output: Any, moe_runner_config: Any) -> torch.Tensor:
+        ids, weights = topk_output.topk_ids, topk_output.topk_weights
+        rows, slots = torch.nonzero(ids >= 0, as_tuple=True)
+        if 0 < len(rows) == ids.numel():
+            return usual(layer, x, topk_output, moe_runner_config)
+        done = torch.zeros_like(x)
+        if not len(rows):
+            return done
+        share, own = (values[rows, slots].unsqueeze(1) for values in (weights, ids))
+        one_each = StandardTopKOutput(share, own, share)
+        return done.index_add_(0, rows, usual(layer, x[rows], one_each, moe_runner_config))
+
+    fused_moe_native.moe_forward_native = forward
+
+
+def exchange_over_gloo() -> None:
+    """Layers of experts have this dispatcher in place of the one that --moe-a2a-backend names."""
+    from sglang.srt.layers.moe.fused_moe_triton import layer
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+    usual = layer.create_moe_dispatcher
+
+    def create(moe_runner_config: Any, quant_method: Any) -> BaseDispatcher:
+        if get_moe_a2a_backend().is_none():
+            return usual(moe_runner_config, quant_method)
+        return HostDispatcher(moe_runner_config.num_local_experts)
+
+    layer.create_moe_dispatcher = create
+    # Asked of every device where choices of experts are counted.
+    torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
+    torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
+
+
+def compute_in_pytorch(model: torch.nn.Module) -> None:
+    """Experts behind an exchange run kernels for GPUs unless told to run those of other layers."""
+    for module in model.modules():
+        if hasattr(module, "deprecate_flag"):
+            module.deprecate_flag = True  # type: ignore[assignment]
