@@ -70,6 +70,8 @@ SEAMS: tuple[Seam, ...] = (
         "layers.moe.fused_moe_native.moe_forward_native",
         *("set", "host", _HOST, "layer, x, topk_output, moe_runner_config"),
     ),
+    Seam("batch_overlap.operations_strategy.torch", "set", "host", _HOST, None),
+    Seam("batch_overlap.operations_strategy.DeepEPConfig", "set", "host", _HOST, None),
     Seam("layers.moe.ep_moe.layer.DeepEPMoE.[deprecate_flag]", "set", "host", _HOST, None),
     Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
     Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),

@@ -71,7 +71,10 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (scheduler.enable_unified_memory, "--enable-unified-memory moves KV while a pass is paused"),
         (parallel.enable_kv_cache_sharding, "--enable-kv-cache-sharding fetches prefixes layer by layer"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
-        (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
+        (
+            execution.overlap.enable_two_batch_overlap and parallel.attn_tp_size > 1,
+            "--enable-two-batch-overlap, with ranks that share the attention of a request",
+        ),
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
         (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
         (execution.moe.elastic_ep_backend is not None, "--elastic-ep-backend: ranks come and go at the end of a pass"),

@@ -83,9 +83,12 @@ def put_back(runner: Any, batch: Any, before: Held) -> None:
     # Attention metadata: one object, or one set of buffers, for each backend.
     backend = forward_context.get_attn_backend()
     backend.init_forward_metadata(batch)
-    if batch.num_prefix_chunks is not None and hasattr(backend, "init_mha_chunk_metadata"):
-        # Latent attention has planned, in its first layer, how it reads the prefix.
-        backend.init_mha_chunk_metadata(batch)
+    # A batch may run as two parts, each with a backend of its own.
+    parts = zip(backend.children, batch.tbo_children, strict=True) if batch.tbo_children else ()
+    for of, its in ((backend, batch), *parts):
+        if its.num_prefix_chunks is not None and hasattr(of, "init_mha_chunk_metadata"):
+            # Latent attention has planned, in its first layer, how it reads the prefix.
+            of.init_mha_chunk_metadata(its)
     for name, value in before.fields.items():
         setattr(_metadata(), name, value)
     if before.states is not None:

@@ -166,6 +166,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam("runtime_context.ForwardFlags._DEFAULTS", "used", "put_back", _ON, None),
     Seam("layers.dp_attention.set_dp_buffer_len_from_batch", "used", "put_back", _ON, "forward_batch"),
     Seam("layers.dp_attention.set_is_extend_in_batch", "used", "put_back", _ON, "is_extend_in_batch"),
+    Seam(
+        "batch_overlap.two_batch_overlap.model_forward_stages",
+        *("used", "slices", _ON, "layers, enable_tbo, positions, forward_batch, hidden_states, zero_allocator="),
+    ),
     Seam("eplb.expert_distribution.get_global_expert_distribution_recorder", "used", "expert_counts", _ON, ""),
     Seam(f"{_RECORDER}.[_record_current_pass]", "used", "expert_counts", _ON, None),
     Seam(f"{_RECORDER}.[_single_pass_gatherers]", "used", "expert_counts", _ON, None),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
+STAGES = "model_forward_stages"
+"""Function of SGLang, in modules of models, that runs layers for two parts of a batch at once."""
 SHORTER, LONGER = 0.94, 1.02
 """Factors by which the estimated cost of a pause follows one that took less, or more: a quarter take less. A mean would
 count what other processes take of a busy core."""
@@ -90,6 +93,9 @@ class Slices(Armed):
         if encodes_layer_by_layer(runner):
             for module, operator in encoder_points(runner.model):
                 module.forward = partial(self._encode, module.forward, operator)
+        for name in {of.__module__ for m in runner.model.modules() for of in type(m).__mro__}:
+            if (run_stages := getattr(sys.modules[name], STAGES, None)) is not None:
+                setattr(sys.modules[name], STAGES, partial(self._in_stages, run_stages))
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
@@ -160,6 +166,21 @@ class Slices(Armed):
             elif enters and now.even.due():
                 self._between(now, now.even.done - 1)
         return whole(*args, **kwargs)
+
+    def _in_stages(self, whole: Callable[..., Any], *, layers: Any, hidden_states: Any, **kwargs: Any) -> Any:
+        """Layers that run for two parts of a batch at once (--enable-two-batch-overlap). Before a pause both parts are
+        through with all layers up to there."""
+        now, begin = self._pass, 0
+        even = None if now is None else now.even
+        if now is None or even is None:
+            return whole(layers=layers, hidden_states=hidden_states, **kwargs)
+        for i in range(len(layers)):
+            if even.due():
+                if i > begin:
+                    hidden_states = whole(layers=layers[begin:i], hidden_states=hidden_states, **kwargs)
+                self._between(now, even.done - 1)
+                begin = i
+        return whole(layers=layers[begin:], hidden_states=hidden_states, **kwargs)
 
     def _in_blocks(self, whole: Callable[..., Any], operator: Operator, x: Any, *args: Any, **kwargs: Any) -> Any:
         """A dense MLP. Its widest activations are as long as the block, and none is held while another batch runs."""

@@ -55,7 +55,6 @@ def _not_colocated(args: Any) -> str | None:
         (has("enable_pdmux"), "--enable-pdmux"),
         (has("dllm_algorithm"), "--dllm-algorithm"),
         (has("enable_hisparse"), "--enable-hisparse"),
-        (has("enable_two_batch_overlap"), "--enable-two-batch-overlap"),
         (has("enable_lmcache"), "--enable-lmcache"),
         (has("enable_flexkv"), "--enable-flexkv"),
         (has("enable_prefill_delayer"), "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),

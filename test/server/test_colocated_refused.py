@@ -88,7 +88,7 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     ("flags", "says"),
     [
         ({"speculative_algorithm": "NGRAM"}, f"speculative decoding {'with NGRAM' if DRAFTS else 'on SGLang'}"),
-        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+        ({"enable_hisparse": True}, "--enable-hisparse"),
     ],
 )
 def test_the_scheduler_is_stock_then_and_its_status_says_why(

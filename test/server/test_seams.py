@@ -101,7 +101,7 @@ def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
     setting = re.compile(
         r"\b(?:\w*runner(?:\.(?:attn_backend|eager_runner))?|attention|scheduler|manager|mooncake\.\w+"
         r"|module(?:\.DraftBackendFactory)?|dp_attention|forward_batch_info|logits_processor"
-        r"|layer|fused_moe_native)\.(\w+) = "
+        r"|layer|fused_moe_native|operations_strategy)\.(\w+) = "
     )
     found = {name for text in SOURCES.values() for name in setting.findall(text) if not name.startswith("laps_")}
     assert found == {name.rpartition(".")[2].strip("[]") for name in of("set")}

@@ -47,6 +47,7 @@ PLAIN = tuple(LOOPS[i % 2](n) for i, n in enumerate(NAMES))
 OTHER = tuple(LOOPS[1 - i % 2](n) for i, n in enumerate(NAMES)) if os.environ.get("LAPS_BOTH_LOOPS") else ()
 """With LAPS_BOTH_LOOPS=1 each architecture runs in both event loops, otherwise in one, by turns."""
 EXCHANGE = ("--moe-a2a-backend", "deepep", "--deepep-mode", "normal")
+TWO_BATCHES = ("--enable-two-batch-overlap",)
 EXPERTS = (*EXCHANGE, "--moe-dense-tp-size", "1", "--enable-dp-lm-head")
 """Nothing is gathered: each rank computes its own tokens, which go to experts by an exchange."""
 
@@ -67,7 +68,9 @@ DRAFTS = (
 ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
 TOGETHER = (
     served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),
-    served("deepseek3", *DP_ATTENTION, *EXPERTS, *PLACED, *ONE_STEP, "NEXTN", name="-dp-nextn", env=TWO_CORES),
+    served(
+        "deepseek3", *DP_ATTENTION, *EXPERTS, *TWO_BATCHES, *PLACED, *ONE_STEP, "NEXTN", name="-dp-nextn", env=TWO_CORES
+    ),
 )
 
 

@@ -109,6 +109,7 @@ def batch(*shape: tuple[int, int]) -> Any:
         extend_prefix_lens_cpu=[old for _, old in shape],
         global_num_tokens_cpu=None,
         num_prefix_chunks=None,
+        tbo_children=None,
         forward_mode=ForwardMode.EXTEND,
         x=torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)),
     )

@@ -39,7 +39,6 @@ def test_decode_servers_are_stock() -> None:
         ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
         ({"attn_dp_size": 2, "prefill_decode_interval": 1}, "--prefill-decode-interval"),
         ({"enable_hisparse": True}, "--enable-hisparse"),
-        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_lmcache": True}, "--enable-lmcache"),
         ({"enable_flexkv": True}, "--enable-flexkv"),
         ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
@@ -65,7 +64,7 @@ def test_drafts_were_tried_on_the_newest_release_alone(monkeypatch: pytest.Monke
     [
         {"speculative_algorithm": "EAGLE"},
         {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
-        {"moe_a2a_backend": "deepep", "enable_eplb": True},
+        {"moe_a2a_backend": "deepep", "enable_eplb": True, "enable_two_batch_overlap": True},
         {"enable_dp_attention": True, "speculative_algorithm": "NEXTN"},
         {"prefill_decode_interval": 1},
         {"enable_priority_scheduling": True},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +34,29 @@ class HostDispatcher(BaseDispatcher):
         self._experts = experts
         self._group = get_parallel().tp_group.cpu_group
         self._ranks = dist.get_world_size(self._group)
-        self._sent: _Sent | None = None
+        self._sent: dict[int | None, _Sent] = {}
+        """Dispatched for each part of a batch, and not combined yet."""
+        self._halfway: dict[int | None, Any] = {}
 
-    def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> StandardDispatchOutput:
+    def dispatch_a(self, hidden_states: torch.Tensor, topk_output: Any, tbo_subbatch_index: int | None = None) -> None:
+        """Send tokens of a part of a batch; ``dispatch_b`` has what came. Another part may do the same in between."""
+        self._halfway[tbo_subbatch_index] = self.dispatch(hidden_states, topk_output, tbo_subbatch_index)
+
+    def dispatch_b(self, tbo_subbatch_index: int | None = None) -> StandardDispatchOutput:
+        """Return what ``dispatch`` does."""
+        return self._halfway.pop(tbo_subbatch_index)
+
+    def combine_a(self, combine_input: StandardCombineInput, tbo_subbatch_index: int | None = None) -> None:
+        """Send back what experts made of a part; ``combine_b`` has the sums."""
+        self._halfway[tbo_subbatch_index] = self.combine(combine_input, tbo_subbatch_index)
+
+    def combine_b(self, tbo_subbatch_index: int | None = None) -> torch.Tensor:
+        """Return what ``combine`` does."""
+        return self._halfway.pop(tbo_subbatch_index)
+
+    def dispatch(
+        self, hidden_states: torch.Tensor, topk_output: Any, part: int | None = None
+    ) -> StandardDispatchOutput:
         """Return the copies of tokens [n, size] that are for experts of this rank, each with its one expert there.
 
         `hidden_states`: [tokens, size] of this rank; `topk_output`: physical experts of each, -1 = none.
@@ -47,17 +68,15 @@ class HostDispatcher(BaseDispatcher):
         to = torch.bincount(ranks, minlength=self._ranks)
         came = torch.empty_like(to)
         dist.all_to_all_single(came, to, group=self._group)
-        self._sent = sent = _Sent(rows, to.tolist(), came.tolist(), len(hidden_states))
+        self._sent[part] = sent = _Sent(rows, to.tolist(), came.tolist(), len(hidden_states))
         states = self._there(hidden_states[rows], sent)
         local = self._there((ids[rows, slots] % self._experts).unsqueeze(1), sent)
         share = self._there(weights[rows, slots].unsqueeze(1), sent)
         return StandardDispatchOutput(states, None, StandardTopKOutput(share, local, share))
 
-    def combine(self, combine_input: StandardCombineInput) -> torch.Tensor:
+    def combine(self, combine_input: StandardCombineInput, part: int | None = None) -> torch.Tensor:
         """Return the sum, for each token of this rank, of what its experts made of it [tokens, size]."""
-        sent, self._sent = self._sent, None
-        assert sent is not None, "combine without dispatch"
-        states = combine_input.hidden_states
+        sent, states = self._sent.pop(part), combine_input.hidden_states
         back = states.new_empty((len(sent.rows), states.shape[-1]))
         dist.all_to_all_single(back, states.contiguous(), sent.to, sent.came, group=self._group)
         return states.new_zeros((sent.tokens, states.shape[-1])).index_add_(0, sent.rows, back)
@@ -105,6 +124,23 @@ def exchange_over_gloo() -> None:
     # Asked of every device where choices of experts are counted.
     torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
     torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
+
+
+class _NoCuda:
+    """``torch`` without a question for the multiprocessors of a GPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "cuda":
+            return getattr(torch, name)
+        return SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(multi_processor_count=1))
+
+
+def overlap_two_batches() -> None:
+    """--enable-two-batch-overlap divides the multiprocessors of a GPU between experts and their exchange."""
+    from sglang.srt.batch_overlap import operations_strategy
+
+    operations_strategy.torch = _NoCuda()
+    operations_strategy.DeepEPConfig = SimpleNamespace(get_instance=lambda: SimpleNamespace(num_sms=0))
 
 
 def compute_in_pytorch(model: torch.nn.Module) -> None:

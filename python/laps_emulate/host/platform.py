@@ -85,6 +85,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
         experts.compute_own_experts()
         experts.exchange_over_gloo()
+        experts.overlap_two_batches()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""

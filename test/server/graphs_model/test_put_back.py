@@ -114,6 +114,18 @@ def test_how_latent_attention_reads_a_prefix_is_planned_again(chunks: int | None
     assert runner.ran == ["metadata 7", *([f"prefix of {chunks}"] if planned else [])]
 
 
+def test_so_it_is_for_each_part_of_a_batch_that_runs_as_two() -> None:
+    runner, mine = Runner(2), batch((7, 9000))
+    mine.tbo_children = [SimpleNamespace(num_prefix_chunks=n) for n in (2, None)]
+
+    def backend(name: str) -> SimpleNamespace:
+        return SimpleNamespace(init_mha_chunk_metadata=lambda b: runner.ran.append(f"{name}: {b.num_prefix_chunks}"))
+
+    runner.attn_backend.children = [backend("first"), backend("second")]
+    go_on(runner, mine)
+    assert runner.ran == ["metadata 7", "first: 2"]
+
+
 def test_scales_that_attention_is_about_to_take_are_put_back() -> None:
     runner, mine = Runner(2), batch((7, 0))
 
