@@ -75,7 +75,7 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
                     # Not one of ours.
                     continue
                 yield f"{path.name} {container['name']}", module_of(target), container["args"]
-    for page in (REPO / "README.md", REPO / "docs" / "ROUTER.md"):
+    for page in (REPO / "README.md", REPO / "docs" / "ROUTER.md", EXAMPLES / "README.md"):
         text = page.read_text().replace("\\\n", " ")
         for line in re.findall(r"^ *python -m (?:sglang\.launch_server|sglang_router\.launch_router) .*$", text, re.M):
             words = shlex.split(line)
