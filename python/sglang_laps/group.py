@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.learning import GroupModel, GroupSample, proportions
@@ -58,15 +59,18 @@ class Group:
         guard: float,
         layers: int | None = None,
         slice_s: float = SLICE_S,
+        overhead: float = LapsConfig.preempt_overhead,
         submit: Callable[..., Any] | None = None,
     ) -> None:
         """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`,
-        `layers`, `slice_s`: see ``GroupPlanner``. `submit`: where step times are fitted."""
+        `layers`, `slice_s`, `overhead`: see ``GroupPlanner``. `submit`: where step times are fitted."""
         parallel = get_parallel()
         self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
-        self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s)
+        self._planner = GroupPlanner(
+            self._model.cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead
+        )
         self._decided: tuple[list[Menu], Choice] | None = None
         """The step that all ranks are about to run."""
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)

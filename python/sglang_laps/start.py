@@ -177,6 +177,7 @@ class Laps:
         return group.Group(
             scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits,
             layers=None if cutter is None else cutter.layers, slice_s=slice_s_of(config.slice_ms),
+            overhead=config.preempt_overhead,
         )  # fmt: skip
 
     @staticmethod

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from groups import COST, Group, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
-from laps_core.group.slices import DEPTH, OVERHEAD, SAVED, SLICE_S
+from laps_core.group.slices import DEPTH, SLICE_S
+from laps_core.policy.fairness import SAVED
 
 LAYERS = 61
 DOCUMENT = (100_000, 0)
@@ -110,7 +112,7 @@ def test_preemptions_are_saved_up_to_a_few_and_then_a_share_of_the_time() -> Non
         # A slice of the newest step.
         time += slices._paused[-1].slice_s
         group.slice()
-    assert 3 < count <= SAVED + time * OVERHEAD / COST.step_s
+    assert 3 < count <= SAVED + time * LapsConfig.preempt_overhead / COST.step_s
 
 
 @settings(deadline=None, max_examples=15)

@@ -42,13 +42,14 @@ class GroupPlanner:
         guard: float = LapsConfig.guard,
         layers: int | None = None,
         slice_s: float = SLICE_S,
+        overhead: float = LapsConfig.preempt_overhead,
     ) -> None:
         """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``layers``: layers of the model,
-        if steps run in slices; None: they run whole. ``slice_s``: time of a slice, about (seconds)."""
+        if steps run in slices; None: they run whole. ``slice_s``, ``overhead``: as of ``Slices``."""
         self.cost = cost
         self.chunk = chunk
         self._guard = Guard(guard)
-        self.slices = None if layers is None else Slices(layers, slice_s)
+        self.slices = None if layers is None else Slices(layers, slice_s, overhead)
         self._offer: Offer | None = None
         self._coming = self._came = 0.0
         self._seen_s: float | None = None

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, step_s
 from laps_core.group.menu import Menu
 from laps_core.policy.exchange import AHEAD
+from laps_core.policy.fairness import SAVED
 
 LONGER = 5.0
 """Slices of a group are this many times ``slice_ms``: each of their boundaries costs an exchange between the ranks."""
 SLICE_S = 0.02
 """Default time of a slice, about (seconds)."""
-OVERHEAD = 0.1
-"""Share of the time that fixed times of preempting steps may cost."""
-SAVED = 4.0
-"""Preemptions that may run back to back after a time without any."""
 DEPTH = 2
 """Most steps paused at a time."""
 
@@ -41,15 +39,16 @@ class Slices:
     """Paused steps, and the decision to preempt them. Depends on the rows alone, so that every rank decides alike: time
     is counted as predicted.
 
-    The budget is one preemption in each F / OVERHEAD of the time; unused ones are saved, up to SAVED.
+    The budget is one preemption in each F / `overhead` of the time; unused ones are saved, up to SAVED.
     """
 
-    def __init__(self, layers: int, slice_s: float = SLICE_S) -> None:
-        """``layers``: most slices of a step. ``slice_s``: time of a slice, about (seconds)."""
+    def __init__(self, layers: int, slice_s: float = SLICE_S, overhead: float = LapsConfig.preempt_overhead) -> None:
+        """``layers``: most slices of a step. ``slice_s``: time of a slice, about (seconds). ``overhead``: share of the
+        time that fixed times of preempting steps may cost (0 < overhead <= 1)."""
         self._layers = layers
-        self._slice_s = slice_s
+        self._slice_s, self._overhead = slice_s, overhead
         self._paused: list[_Paused] = []
-        self._saved = SAVED
+        self._saved = float(SAVED)
 
     @property
     def paused(self) -> bool:
@@ -75,7 +74,7 @@ class Slices:
         top.left -= 1
         if not top.left:
             self._paused.pop()
-        self._saved = min(SAVED, self._saved + top.slice_s * OVERHEAD / max(fixed_s, 1e-9))
+        self._saved = min(SAVED, self._saved + top.slice_s * self._overhead / max(fixed_s, 1e-9))
 
     def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
         """Return the step to run in the next pause, of whole requests alone (``whole`` menus); None if none pays.

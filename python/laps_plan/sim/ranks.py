@@ -77,15 +77,26 @@ class _Step:
 class Joint:
     """LAPS's joint plan, by the code that the ranks of a server run."""
 
-    def __init__(self, profile: Profile, chunk: int, *, guard: float = LapsConfig.guard, slice_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        chunk: int,
+        *,
+        guard: float = LapsConfig.guard,
+        slice_s: float = 0.0,
+        overhead: float = LapsConfig.preempt_overhead,
+    ) -> None:
         """``chunk``: new tokens of a rank's batch, at most. ``slice_s``: steps run in slices of about this time
-        (seconds), and others may preempt them; 0 = they run whole."""
+        (seconds), and others may preempt them; 0 = they run whole. ``guard``, ``overhead``: as of ``GroupPlanner``."""
         cost = profile.group_with_host
         assert cost is not None
         self._cost, self._chunk, self._host_s = cost, chunk, profile.step_host_s
         layers = profile.layers if slice_s else None
         ranks = range(cost.ranks)
-        self._planners = [GroupPlanner(cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s) for _ in ranks]
+        self._planners = [
+            GroupPlanner(cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead)
+            for _ in ranks
+        ]
         self._waiting: list[list[tuple[Request, Prompt]]] = [[] for _ in ranks]
         self._under_way: list[_Step] = []
         self._following: _Step | None = None

@@ -59,7 +59,13 @@ class Variant:
         assert profile.group is not None
         if self.policy is None:
             knobs = self.knobs(more)
-            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slice_s=slice_s_of(knobs.slice_ms))
+            return Joint(
+                profile,
+                RANK_CHUNK,
+                guard=knobs.guard,
+                slice_s=slice_s_of(knobs.slice_ms),
+                overhead=knobs.preempt_overhead,
+            )
         ranks = profile.group.ranks
         return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK, self.passes)
 
