@@ -171,6 +171,7 @@ def test_choices_of_experts_are_counted_by_pass(prefill: Prefill, reference: Ref
         Path(paths[-1]).unlink()
         tokens = sum(len(p) - a["meta_info"]["cached_tokens"] for p, a in zip(prompts, answered, strict=True))
         assert (counts == 2 * tokens).all(), f"{counts} of {tokens} tokens with two experts each"
+        prefill.all_tokens_are_free()  # a prompt that is cached has no slices
         return preemptions(prefill) > before
 
     until_seen(once, "a batch preempts")
