@@ -34,9 +34,6 @@ def _copies(gatherer: Any) -> Iterator[tuple[str, Any]]:
 
 def put_back(counts: Counts) -> None:
     """The pass goes on from these counts; others have been there since."""
-    if counts:
-        recorder: Any = get_global_expert_distribution_recorder()
-        recorder._record_current_pass = True
     for gatherer, values in counts:
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
@@ -50,10 +47,9 @@ def put_back(counts: Counts) -> None:
 def aside(runner: Any) -> Iterator[None]:
     """Passes in a pause count, but do not place experts anew: what is paused would meet others in the middle."""
     recorder = vars(get_global_expert_distribution_recorder())
+    held, manager = dict(recorder), getattr(runner, "eplb_manager", None)
     # SGLang allows for one pass, and one layer of it, at a time.
-    held = {name: value for name, value in recorder.items() if isinstance(value, Withable)}
-    manager = getattr(runner, "eplb_manager", None)
-    recorder.update({name: Withable() for name in held})
+    recorder.update({name: Withable() for name, value in held.items() if isinstance(value, Withable)})
     runner.eplb_manager = None
     try:
         yield

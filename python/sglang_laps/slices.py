@@ -171,14 +171,13 @@ class Slices(Armed):
         """Layers that run for two parts of a batch at once (--enable-two-batch-overlap). Before a pause both parts are
         through with all layers up to there."""
         now, begin = self._pass, 0
-        even = None if now is None else now.even
-        if now is None or even is None:
+        if now is None or now.even is None:
             return whole(layers=layers, hidden_states=hidden_states, **kwargs)
         for i in range(len(layers)):
-            if even.due():
+            if now.even.due():
                 if i > begin:
                     hidden_states = whole(layers=layers[begin:i], hidden_states=hidden_states, **kwargs)
-                self._between(now, even.done - 1)
+                self._between(now, now.even.done - 1)
                 begin = i
         return whole(layers=layers[begin:], hidden_states=hidden_states, **kwargs)
 

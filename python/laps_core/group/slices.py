@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, step_s
 from laps_core.group.menu import Menu
 from laps_core.policy.exchange import AHEAD
@@ -42,7 +41,7 @@ class Slices:
     The budget is one preemption in each F / `overhead` of the time; unused ones are saved, up to SAVED.
     """
 
-    def __init__(self, layers: int, slice_s: float = SLICE_S, overhead: float = LapsConfig.preempt_overhead) -> None:
+    def __init__(self, layers: int, slice_s: float, overhead: float) -> None:
         """``layers``: most slices of a step. ``slice_s``: time of a slice, about (seconds). ``overhead``: share of the
         time that fixed times of preempting steps may cost (0 < overhead <= 1)."""
         self._layers = layers

@@ -69,21 +69,21 @@ class HostDispatcher(BaseDispatcher):
         came = torch.empty_like(to)
         dist.all_to_all_single(came, to, group=self._group)
         self._sent[part] = sent = _Sent(rows, to.tolist(), came.tolist(), len(hidden_states))
-        states = self._there(hidden_states[rows], sent)
-        local = self._there((ids[rows, slots] % self._experts).unsqueeze(1), sent)
-        share = self._there(weights[rows, slots].unsqueeze(1), sent)
+        states = self._exchange(hidden_states[rows], sent.to, sent.came)
+        local = self._exchange((ids[rows, slots] % self._experts).unsqueeze(1), sent.to, sent.came)
+        share = self._exchange(weights[rows, slots].unsqueeze(1), sent.to, sent.came)
         return StandardDispatchOutput(states, None, StandardTopKOutput(share, local, share))
 
     def combine(self, combine_input: StandardCombineInput, part: int | None = None) -> torch.Tensor:
         """Return the sum, for each token of this rank, of what its experts made of it [tokens, size]."""
-        sent, states = self._sent.pop(part), combine_input.hidden_states
-        back = states.new_empty((len(sent.rows), states.shape[-1]))
-        dist.all_to_all_single(back, states.contiguous(), sent.to, sent.came, group=self._group)
-        return states.new_zeros((sent.tokens, states.shape[-1])).index_add_(0, sent.rows, back)
+        sent = self._sent.pop(part)
+        back = self._exchange(combine_input.hidden_states, sent.came, sent.to)
+        return back.new_zeros((sent.tokens, back.shape[-1])).index_add_(0, sent.rows, back)
 
-    def _there(self, values: torch.Tensor, sent: _Sent) -> torch.Tensor:
-        found = values.new_empty((sum(sent.came), *values.shape[1:]))
-        dist.all_to_all_single(found, values.contiguous(), sent.came, sent.to, group=self._group)
+    def _exchange(self, values: torch.Tensor, to: list[int], came: list[int]) -> torch.Tensor:
+        """Send so many rows to each rank, and return those that come from each."""
+        found = values.new_empty((sum(came), *values.shape[1:]))
+        dist.all_to_all_single(found, values.contiguous(), came, to, group=self._group)
         return found
 
 

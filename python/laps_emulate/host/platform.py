@@ -89,11 +89,11 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
-        from laps_emulate.host.experts import compute_in_pytorch
+        from laps_emulate.host import experts
 
         for correct in corrections.OF_MODELS:
             correct()
         corrections.share_without_cuda(model)
-        compute_in_pytorch(model)
+        experts.compute_in_pytorch(model)
         states.recur_without_triton(model)
         states.scan_without_triton(model)
