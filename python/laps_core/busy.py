@@ -1,4 +1,4 @@
-"""How busy a device was over the last seconds."""
+"""Busy share of a device over the last seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class BusyMeter:
         self._at = -math.inf
 
     def add(self, begin: float, end: float) -> None:
-        """Note a busy interval; intervals come in order and do not overlap (seconds)."""
+        """Record a busy interval (seconds). Intervals come in order and do not overlap."""
         keep = math.exp(-max(0.0, end - begin) / HORIZON_S)
         self._share = self.share(begin) * keep + (1.0 - keep)
         self._at = end
 
     def share(self, now: float) -> float:
-        """Busy share as of `now` (seconds). Reading changes nothing."""
+        """Return the busy share at `now` (seconds). Does not change the meter."""
         return self._share * math.exp(-max(0.0, now - self._at) / HORIZON_S)

@@ -1,6 +1,6 @@
-"""Every knob of the LAPS prefill scheduler: its default, its unit and what it must be; and how knobs are read.
+"""Knobs of the LAPS prefill scheduler, each with default, unit and valid values, and the code that reads knobs.
 
-Some come as flags of their own; all can be given in ``--laps-config '{...}'``. A default also stands in the tables of
+Some knobs have a flag of their own; all can be set in ``--laps-config '{...}'``. The defaults are also in the tables of
 docs/LAPS.md and in test_config.py.
 """
 
@@ -19,15 +19,15 @@ from laps_core import deadline
 from laps_core.length import CLASSES, ClassName
 
 AUTO = "auto"
-"""``length_threshold``: take the boundary from the fitted latency model."""
+"""Value of ``length_threshold`` that takes the boundary from the fitted latency model."""
 
 
 class ConfigError(ValueError):
-    """A knob has a value it cannot have. The message is one line and names the knob."""
+    """Invalid value of a knob. The message is one line and names the knob."""
 
 
 def _wanted(kind: Any) -> str:
-    """Return in words what a value of this type is."""
+    """Describe in words the valid values of this type."""
     parts = get_args(kind)
     if get_origin(kind) is Annotated:
         return str(parts[1].description)
@@ -37,7 +37,7 @@ def _wanted(kind: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return the value of a knob as a command line has it."""
+    """Return the value of a knob as text for a command line."""
     if isinstance(value, tuple):
         return ",".join(map(written, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -45,12 +45,12 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """Validated settings: each field has the type that its value must be of. Raises ConfigError on a bad value."""
+    """Validated settings. The type of a field defines its valid values. Raises ConfigError on a bad value."""
 
     JSON_FLAG: ClassVar[str]
-    """The flag whose value is a JSON object of knobs."""
+    """Flag whose value is a JSON object of knobs."""
     FLAGS: ClassVar[Mapping[str, str]]
-    """Knobs that are flags of their own."""
+    """Knob -> flag, for knobs that have a flag of their own."""
 
     _kinds: ClassVar[Mapping[str, Any]]
 
@@ -64,7 +64,7 @@ class Knobs:
 
     @classmethod
     def _read(cls, name: str, value: Any, *, strict: bool = True) -> Any:
-        """`strict` False: it is text, or texts, as typed."""
+        """Validate one value. `strict` False: the value is one string, or several, from a command line."""
         kind = cls._kinds[name]
         try:
             return msgspec.convert(value, kind, strict=strict)
@@ -75,23 +75,23 @@ class Knobs:
 
     @classmethod
     def shown(cls, name: str) -> str:
-        """How an operator spells this knob."""
+        """Return the name of this knob as an operator writes it."""
         return cls.FLAGS.get(name, f"{cls.JSON_FLAG}: {name}")
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], extra: str | None = None) -> Self:
-        """From what the flags say (text, texts or True, by knob) and the text of JSON_FLAG.
+        """Read knobs from their flags (`given`: knob -> string, strings or True) and from the text of JSON_FLAG.
 
-        A knob named by both is refused: it has no one value. Raises ConfigError.
+        Raises ConfigError, also if a flag and the JSON object set the same knob.
         """
         read = {name: cls._read(name, value, strict=False) for name, value in given.items()}
         return cls(**read, **cls._json(extra, given))
 
     @classmethod
     def _json(cls, text: str | None, given: Iterable[str]) -> dict[str, Any]:
-        """The knobs in the text of JSON_FLAG, of which a flag has `given` none."""
+        """Return the knobs in the text of JSON_FLAG. `given`: knobs set by flags, which the text must not set again."""
         try:
-            # Pairs, to find keys that are given twice; an array would be a list.
+            # An object becomes a tuple of pairs, so that repeated keys are found; an array becomes a list.
             pairs = json.loads(text or "{}", object_pairs_hook=lambda pairs: tuple(pairs))
         except ValueError as e:
             raise ConfigError(f"{cls.JSON_FLAG}: not JSON: {e}") from None
@@ -111,13 +111,13 @@ class Knobs:
 
     @classmethod
     def spelt(cls, knobs: Mapping[str, Any]) -> list[str]:
-        """How a command line says these knobs: flags with their values, the rest as the text of JSON_FLAG."""
+        """Return these knobs as command-line arguments: flags with their values, the rest as one JSON_FLAG."""
         own = {name: value for name, value in knobs.items() if name not in cls.FLAGS}
         said = [f"{cls.FLAGS[name]} {written(value)}" for name, value in knobs.items() if name in cls.FLAGS]
         return [*said, *([f"{cls.JSON_FLAG} '{json.dumps(own)}'"] if own else [])]
 
     def as_dict(self) -> dict[str, Any]:
-        """Field name -> value, JSON-ready."""
+        """Return field name -> value (JSON-ready)."""
         return asdict(self)
 
 
@@ -147,57 +147,57 @@ class LapsConfig(Knobs):
     """Validated knobs of one prefill server. Raises ConfigError on a bad value."""
 
     preset: Literal["paper"] | None = None
-    """"paper": LAPS as it was published, a baseline to compare with. It gives defaults of its own to other knobs."""
+    """"paper": LAPS as published, a baseline to compare with. It changes the defaults of other knobs (see PRESETS)."""
 
     # -- the dual queue
     length_threshold: Tokens | Literal["auto"] = 256
     """Longest short request (tokens, inclusive), or "auto"."""
     length_basis: Literal["uncached", "prompt"] = "uncached"
-    """Which tokens count: those not found in the prefix cache, or the whole prompt."""
+    """Tokens that count for the class: those not found in the prefix cache, or the whole prompt."""
     order: Literal["least-work", "fcfs", "lars", "s-edf"] = "least-work"
     """Order of long prompts, see policy/order.py."""
     guard: Annotated[float, _number(0.0, 1.0)] = 0.15
-    """Share of long time for the prompt that has waited longest (0..1)."""
+    """Share of long time for the long prompt that has waited longest (0..1)."""
     preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.25
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
     slice_ms: Annotated[float, _number(0.0, 1000.0, of="milliseconds")] = 4.0
-    """A long batch makes way about this often (ms); 0 = never before its end."""
+    """Target time of a slice: a long batch can be preempted about this often (ms); 0 = never before its end."""
 
     # -- servers that prefill and decode
     tbt_ms: Milliseconds | None = None
-    """Target for the time between tokens while prompts wait (ms); None = four times what a decode step takes, at least
-    50; 0 = prompts always go first."""
+    """Target for the time between tokens while prompts wait (ms); None = four times the time of a decode step, at
+    least 50; 0 = prompts always go first."""
 
     # -- the waiting window (AWD)
     window: Literal["awd", "fixed"] = "awd"
-    """awd waits where that pays (LAPS, s3.1, Alg. 1); fixed always, the whole window or for a full batch."""
+    """awd holds a batch if that pays (LAPS, s3.1, Alg. 1); fixed always, until the window ends or the batch is full."""
     wait_window_ms: Milliseconds = 10.0
-    """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
+    """W_max: longest hold of a short batch (ms); 0 = never hold."""
     wait_max_batch: Requests = 8
     """Cap on the batch depth D (requests)."""
     ttft_slo_ms: Deadline | Deadlines | None = None
-    """Default deadline for the first token (ms after arrival): one for all, or of short and of long requests; None = no
-    deadlines."""
+    """Default deadline for the first token (ms after arrival): one for all requests, or one for short and one for long
+    requests; None = no deadlines."""
 
     # -- the latency model
     profile: bool | Path = False
     """True: measure a short latency profile at start (seconds of start-up time). A path: start from the model saved
-    there, measure only where there is none, and save there when idle (JSON)."""
+    there, measure only if the file does not exist, and save the model there when idle (JSON)."""
 
-    # -- what is told of requests
+    # -- receipts
     receipts: bool = True
-    """Keep what each of the last requests waited for, and what the device ran: ``/laps_receipts``, ``/laps_trace``."""
+    """Keep the receipts of the last requests, and the device's timeline: ``/laps_receipts``, ``/laps_trace``."""
 
     # -- prefill CUDA graphs for short batches (see ladder.py)
     graphs: bool = False
-    """Replay short batches from full CUDA graphs where that was timed faster."""
+    """Replay short batches from full CUDA graphs if these were faster when timed."""
     graph_lengths: Annotated[tuple[Tokens, ...], _whole_list("tokens")] = (8, 16, 32, 64, 128, 256)
-    """L: the longest admits requests (tokens), the products L x B give the row counts (LAPS, s4.2)."""
+    """L: the largest is the most new tokens of a request; the products L x B give the row counts (LAPS, s4.2)."""
     graph_batches: Annotated[tuple[Requests, ...], _whole_list("requests")] = (1, 2, 4, 8, 16, 32, 64)
-    """B: the largest admits batches (requests) and is every graph's number of request slots (LAPS, s4.2)."""
+    """B: the largest is the most requests of a batch, and every graph's number of request slots (LAPS, s4.2)."""
     graph_strategy: Literal["latency", "memory", "always"] = "latency"
-    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less (LAPS, s3.1);
-    always: the same, and each batch that a graph holds is replayed, faster or not, for measurements."""
+    """Row counts captured. memory: the products L x B alone. latency: steps between them too, to pad less (LAPS, s3.1).
+    always: as latency, and every batch that fits a graph is replayed, faster or not, for measurements."""
 
     JSON_FLAG = "--laps-config"
     FLAGS: ClassVar[Mapping[str, str]] = {
@@ -214,7 +214,7 @@ class LapsConfig(Knobs):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0, "wait_window_ms": 5.0},
     }
-    """Preset -> values of knobs that are left at their defaults."""
+    """Preset -> values for knobs that are left at their defaults."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +224,7 @@ class LapsConfig(Knobs):
                 object.__setattr__(self, name, value)
 
     def deadline_s(self, kind: ClassName) -> float | None:
-        """Default deadline of a request that is of this class when it comes (seconds); None = there is none."""
+        """Return the default deadline of a request that has this class on arrival (seconds); None = no deadline."""
         ms = self.ttft_slo_ms
         if isinstance(ms, tuple):
             ms = ms[CLASSES.index(kind)]
@@ -232,5 +232,5 @@ class LapsConfig(Knobs):
 
     @property
     def profile_path(self) -> str | None:
-        """The file of the latency model, if there is to be one."""
+        """Return the path of the latency model's file; None = no file."""
         return self.profile if isinstance(self.profile, str) else None

@@ -1,4 +1,4 @@
-"""Length classes: which requests are short, which are long (LAPS, s2.1, s3)."""
+"""Length classes: short and long requests (LAPS, s2.1, s3)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 
 def classify(new_tokens: int, threshold: int) -> ClassName:
-    """Class of a request with `new_tokens` tokens to compute; `threshold` (tokens) itself is short."""
+    """Return the class of a request with `new_tokens` tokens to compute. Exactly `threshold` tokens are short."""
     return SHORT if new_tokens <= threshold else LONG
 
 
 def new_tokens(prompt_tokens: int, matched_tokens: int, basis: str) -> int:
-    """Tokens that count for the class: the uncached ones, or with `basis` "prompt" all of them.
+    """Return the tokens that count for the class: the uncached tokens, or with `basis` "prompt" the whole prompt.
 
-    At least one token is always computed, however long the match.
+    At least one token is always computed, even if the prefix cache has the whole prompt.
     """
     return prompt_tokens if basis == "prompt" else max(1, prompt_tokens - matched_tokens)
 
 
 def unit_of(page_size: int, align: int | None) -> int:
-    """The unit (tokens) in which a prompt is cut into chunks: whole pages, and what SGLang aligns cuts to, if anything.
+    """Return the unit of chunk lengths (tokens): whole pages, and multiples of `align`, SGLang's alignment, if any.
 
-    SGLang rounds what is not a multiple of it down: a first chunk of less than one unit would hold no token.
+    SGLang rounds chunks down to a multiple of this unit: a chunk of less than one unit would hold no token.
     """
     return math.lcm(page_size, align or 1)
 
 
 def usable_threshold(threshold: int, chunk_tokens: int | None, page_size: int) -> int:
-    """The threshold (tokens) that a chunk budget allows.
+    """Return the threshold (tokens), lowered to what a chunk can hold.
 
-    A short request must fit one batch whole, in whole pages: above this it would be cut into chunks, which
-    only the long class may be. `chunk_tokens` None = prefills are not cut.
+    A short request must fit into one batch, in whole pages, because only long prompts may be cut into chunks.
+    `chunk_tokens`: most tokens of a chunk; None = prompts are not cut.
     """
     if chunk_tokens is None:
         return threshold

@@ -1,7 +1,7 @@
-"""LAPS as it was published, as a baseline: what ``{"preset": "paper"}`` asks for (LAPS, s3.1).
+"""Baseline policy ``{"preset": "paper"}``: LAPS as it was published (LAPS, s3.1).
 
-Short requests before long ones whenever a batch of them is ready; batches of one class alone; the window of Algorithm 1
-as it is written; of the long class one prompt at a time, in order of arrival, by chunks of one size.
+Short requests go before long prompts whenever a short batch is ready. A batch has one class. The window is Algorithm 1
+as written. Long prompts run one at a time, in order of arrival, in chunks of one size.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Plan, Running, Waiting
 
 W_MIN_S = 0.5e-3
-"""W_min: a window is never shorter (seconds)."""
+"""W_min: shortest window (seconds)."""
 DELTA_S = 1e-3
-"""delta: taken off the slack when the window is sized (seconds)."""
+"""delta: subtracted from the slack when the window is computed (seconds)."""
 _HALF_LIFE_S = 1.0
 
 
 class Rate:
-    """Arrivals per second over the last second or two. Times are seconds of one clock, which may run backwards."""
+    """Arrivals per second over the last second or two. Times are seconds of one clock, and may go backwards."""
 
     def __init__(self) -> None:
         self._recent, self._seen_s = 0.0, -math.inf
 
     def add(self, now: float, n: int) -> None:
-        """So many requests arrived."""
+        """Count `n` requests that arrived at `now`."""
         self.at(now)
         self._recent += n
 
     def at(self, now: float) -> float:
-        """Arrivals per second; fades to zero in silence."""
+        """Return the arrivals per second at `now`; without arrivals the rate fades to 0."""
         if now > self._seen_s:
             self._recent *= 0.5 ** ((now - self._seen_s) / _HALF_LIFE_S)
             self._seen_s = now
@@ -43,14 +43,14 @@ class Rate:
 
 
 class PaperWindow(Window):
-    """Algorithm 1 to the letter: a batch is held until the window ends or it is D deep, whether or not anybody is
-    expected; W is set to the time in which it became so deep, and D to the depth of a batch that did not."""
+    """Algorithm 1 to the letter: a batch is held until the window W ends or it has D requests, whether or not more
+    requests are expected. If a batch fills to D, W becomes the time that it took; if not, D becomes its depth."""
 
     def __init__(self, config: LapsConfig, predict: Predict) -> None:
         """See Window."""
         super().__init__(config, predict)
         self._window_s, self._depth = self._w_max_s, self._cap
-        """W and D."""
+        """W (seconds) and D (requests)."""
         self._rate = Rate()
 
     def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
@@ -92,7 +92,7 @@ class PaperPacer(Pacer):
     """A pacer without gap, guard, slices and shared steps."""
 
     def __init__(self, config: LapsConfig, **how: Any) -> None:
-        """Same arguments as ``Pacer``; there are no slices."""
+        """Take the arguments of ``Pacer``; ``layers`` is ignored, because there are no slices."""
         super().__init__(config, **{**how, "layers": 0})
         self.window = PaperWindow(config, self.model.predict)
 
@@ -103,7 +103,7 @@ class PaperPacer(Pacer):
         longs: Sequence[Waiting],
         **_: Any,
     ) -> Plan:
-        """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
+        """Plan with short requests strictly first (see Pacer). While the window holds a short batch, long work runs."""
         if not shorts:
             self.window.nothing_waits()
         plan = self._shorts(now, shorts, self.sizes.budget)
@@ -113,14 +113,14 @@ class PaperPacer(Pacer):
         first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].priority, longs[i].since_s))
         both = self.longs.cut(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
         both = both._replace(held="", account=both.account._replace(oldest=True, until_s=math.inf))
-        # Where the memory is missing for short requests, the long one goes on.
+        # If memory is missing for the short requests, the long prompt goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
 
     def put_off(self, now: float, running: Sequence[Running]) -> float:
-        """See Pacer: at once."""
+        """Return `now`: the next decision is made at once (see ``Pacer``)."""
         return now
 
 
 def pacer(config: LapsConfig, **how: Any) -> Pacer:
-    """The policy that ``config`` asks for; ``how``: as of ``Pacer``."""
+    """Return the policy that ``config`` selects. ``how``: arguments of ``Pacer``."""
     return (Pacer if config.preset is None else PaperPacer)(config, **how)

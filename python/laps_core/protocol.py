@@ -1,4 +1,4 @@
-"""Messages between a prefill server with LAPS and the router. No other module spells a name or a key of it."""
+"""Messages between a prefill server with LAPS and the router. Their names and keys are defined only here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from laps_core.latency.step import Coefficients
 
 STATUS_ROUTE = "laps_status"
-"""``GET`` it of a prefill server for a ``Status``. The router answers under the same name with a status of its own."""
+"""``GET`` route of a prefill server: returns a ``Status``. The router returns its own status under the same name."""
 MAX_AGE = "max_age_s"
-"""Parameter of that route: the answer may be as old as this (seconds)."""
+"""Parameter of STATUS_ROUTE: largest accepted age of the answer (seconds)."""
 
 POOL_ROUTE = "laps_pool"
-"""``POST`` a ``PoolChange`` to a prefill server: 200 with the record it made, or 409 with the one that it did not."""
+"""``POST`` route of a prefill server: takes a ``PoolChange``; returns 200 and the new record, or 409 and the old."""
 Assignment = Literal["short", "long", "both"]
-"""The pool that a prefill server is in, or both."""
+"""Pool of a prefill server, or both pools."""
 
 DEADLINE_HEADER = "x-sgl-ttft-slo-ms"
-"""A client's deadline for the first token, to the router (milliseconds after arrival; see ``deadline``)."""
+"""Header to the router: the client's deadline for the first token (milliseconds after arrival; see ``deadline``)."""
 DEADLINE_FIELD = "ttft_slo_ms"
-"""The same to a prefill server: a key of SGLang's custom sampling parameters (milliseconds after arrival)."""
+"""Key of SGLang's custom sampling parameters: this deadline in requests to a prefill server (milliseconds)."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -36,7 +36,7 @@ class ByClass(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def mean(cls, ranks: Sequence[ByClass | None]) -> ByClass | None:
-        """Return the mean over the data-parallel ranks of one server; None where one of them says nothing."""
+        """Return the mean over the data-parallel ranks of one server; None if any rank has no value."""
         said = [r for r in ranks if r is not None]
         if not said or len(said) < len(ranks):
             return None
@@ -44,21 +44,21 @@ class ByClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How loaded one prefill server is: the signals of Algorithm 2 (LAPS, s3.2)."""
+    """Load of one prefill server: the signals of Algorithm 2 (LAPS, s3.2)."""
 
     backlog_tokens: float
     """q_k: new tokens waiting to be prefilled."""
     slo_deviation: float
     """e_k: mean relative overshoot of TTFT over its deadline (>= 0)."""
     busy_share: float
-    """u_k: share of recent time the device was busy (0..1)."""
+    """u_k: share of recent time in which the device was busy (0..1)."""
     backlog_s: ByClass | None = None
-    """Work of each class that waits or is in progress, by the server's latency model (seconds of its device)."""
+    """Predicted device time of the work of each class that waits or is in progress (seconds)."""
     busy_s: ByClass | None = None
-    """Device time on each class since the start (seconds)."""
+    """Device time spent on each class since the start (seconds)."""
 
     def rounded(self) -> dict[str, float]:
-        """The three signals for people, JSON-ready."""
+        """Return the three signals, rounded for people (JSON-ready)."""
         return {name: round(getattr(self, name), 4) for name in ("backlog_tokens", "slo_deviation", "busy_share")}
 
     @classmethod
@@ -77,24 +77,24 @@ IDLE = Load(backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0)
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of about the same length: more new tokens than the bucket before holds, up to sqrt(2) times as many."""
+    """Requests of similar length: the most new tokens of a bucket are sqrt(2) times those of the bucket before."""
 
     up_to: Count
-    """Most new tokens of a request in it."""
+    """Most new tokens of a request in this bucket."""
     requests: Count
     new_tokens: Count
-    """New tokens of all of them."""
+    """Sum over the requests."""
     cached_tokens: Count
-    """Tokens of all of them in the prefix cache when they came."""
+    """Sum over the requests of their tokens in the prefix cache on arrival."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the requests were that came since the start."""
+    """Lengths of the requests that arrived since the start."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0.0)]
-    """Since the start."""
+    """Time since the start."""
     buckets: list[Bucket]
-    """By length; those without a request are left out."""
+    """Buckets by ascending length, without empty ones."""
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[Lengths]) -> Lengths:
@@ -112,41 +112,41 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pool a prefill server is in, as the server itself keeps it for all routers."""
+    """Pool of a prefill server. The server itself keeps this record for all routers."""
 
     assignment: Assignment | None = None
-    """None: nobody has set it since the server started."""
+    """None = not set since the server started."""
     version: Count = 0
-    """How often it was set."""
+    """Number of times that the record was set."""
 
 
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compare and set: it counts only if nobody has set the record since it was seen at this version."""
+    """Compare-and-set request: applies only if the record still has the version ``if_version``."""
 
     assignment: Assignment
     if_version: Count
 
     def of(self, record: PoolRecord) -> PoolRecord | None:
-        """Return the record that ``record`` becomes; None where it has another version."""
+        """Return the record that replaces ``record``; None if ``record`` has another version."""
         if record.version != self.if_version:
             return None
         return PoolRecord(assignment=self.assignment, version=record.version + 1)
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan that a data-parallel attention rank shares with the others."""
+    """Joint plan of the data-parallel attention ranks of a server."""
 
     on: bool = False
     steps: Count = 0
-    """Planned together so far."""
+    """Steps planned together so far."""
     budget_s: float | None = None
-    """Predicted time of the last one (seconds); None = there was none."""
+    """Predicted time of the last step (seconds); None = no step yet."""
     waiting_share: float | None = None
-    """Share of all ranks' time that is spent waiting for the slowest (0..1); None = no step yet."""
+    """Share of all ranks' time that is spent waiting for the slowest rank (0..1); None = no step yet."""
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of one data-parallel rank: a scheduler with a queue and a prefix cache of its own."""
+    """Status of one data-parallel rank, which has its own scheduler, queue and prefix cache."""
 
     dp_rank: Count = 0
     load: Load | None = None
@@ -154,40 +154,39 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a server's status that a router relies on, and a planner in the status of either; a status has more,
-    for people."""
+    """Part of a status that routers (of servers) and planners (of servers and routers) read; the rest is for people."""
 
     enabled: bool
     version: str = ""
     """Version of sglang-laps."""
     load: Load | None = None
-    """None where LAPS is off, and of a router."""
+    """None if LAPS is off, and for a router."""
     lengths: Lengths | None = None
-    """None where LAPS is off."""
+    """None if LAPS is off."""
     model: Coefficients | None = None
     """Latency model of the server; None if unknown, and for a router."""
     longest: Count | None = None
-    """Most tokens of a prompt that its memory holds; None = not told."""
+    """Tokens of the longest prompt that the server's KV memory can hold; None if unknown."""
     holds: Count | None = None
-    """Tokens that its prefix cache holds, in host memory too; of each rank where there are several. None = not told."""
+    """Tokens that the prefix cache (of each rank) can hold, including host memory; None if unknown."""
     pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET
-    """Pool record, for a prefill server alone."""
+    """Pool record; only a prefill server has one."""
     dp_size: Count | msgspec.UnsetType = msgspec.UNSET
-    """Data-parallel ranks, for a prefill server alone: a request goes to the data-parallel rank ``bootstrap_room``
-    modulo this. 1: there is one rank, or another rule says which."""
+    """Only for a prefill server: a request goes to the data-parallel rank ``bootstrap_room`` modulo this number; 1:
+    there is one rank, or another rule selects the rank."""
     age_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    """How long ago all this was so (seconds)."""
+    """Age of this status (seconds)."""
     ranks: list[RankStatus] | msgspec.UnsetType = msgspec.UNSET
-    """Status of each of its data-parallel ranks, if it has several."""
+    """Status of each data-parallel rank, if the server has several."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the status as a dict (JSON-ready)."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
 
 def read_status(said: bytes | Mapping[str, Any]) -> Status:
-    """A server's status as it came over the wire, or as this process has made it. Raises as ``read``."""
+    """Read a server's status; see ``read``."""
     return read(said, Status)
 
 
@@ -195,11 +194,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(said: bytes | Mapping[str, Any], kind: type[T]) -> T:
-    """Return ``said``, which came over the wire or was made by this process, as ``kind``. Raises ValueError for
-    anything else.
-
-    Raises ValueError where it is something else. No number that came over the wire is infinite or NaN.
-    """
+    """Convert ``said`` (JSON from the network, or a mapping made by this process) to ``kind``. Raises ValueError if it
+    does not match. Numbers from JSON are never infinite or NaN."""
     try:
         if isinstance(said, bytes):
             return msgspec.json.decode(said, type=kind)

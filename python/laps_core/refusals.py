@@ -1,4 +1,4 @@
-"""Requests that no prefill server may be given: the router refuses them, and the server what came past no router."""
+"""Requests that no prefill server can serve. The router refuses them, and so does a server without a router."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
-"""Members of a request that are prefilled beside its text or in its place: with one, the text may be empty."""
+"""Fields of a request that are prefilled together with its text, or in its place: the text can then be empty."""
 ONE_SAMPLE = "n: only one sample per prompt is served here; send the request once for each sample"
 
 
 def several_samples(params: Any) -> bool:
-    """Return True if sampling parameters, whatever they are, ask for more than one sample of a prompt.
+    """Return True if sampling parameters (of any type) ask for more than one sample of a prompt.
 
-    A prefill and a decode server meet in one room per prompt. Of several samples each side makes rooms of its own: they
-    never meet, the client waits until it gives up, and one that comes while the room still says that a transfer is done
-    ends the server. A beam search returns n of its beams, without another request.
+    A prefill and a decode server meet in one bootstrap room per prompt. For several samples each server makes its own
+    bootstrap rooms, so they never meet, and the client waits until it gives up. A sample that comes while the room
+    still says that a transfer is done ends the server. A beam search returns n of its beams, with one request.
     """
     if not isinstance(params, Mapping) or _above_one(params.get("beam_width")):
         return False
@@ -24,7 +24,7 @@ def several_samples(params: Any) -> bool:
 
 def _above_one(n: Any) -> bool:
     try:
-        # The servers read numbers in strings as numbers.
+        # The servers accept numbers in strings.
         n = float(n) if isinstance(n, str) else n
     except ValueError:
         return False

@@ -9,13 +9,13 @@ from typing import Any
 
 REASONS = ("depth", "window", "slack", "preempt", "idle", "tokens")
 TOKEN_TIMES = 1024
-"""Steps whose times between tokens are remembered."""
+"""Decode steps whose times between tokens are remembered."""
 WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-"""Upper edges of the histogram of waits; the last bucket is above them."""
+"""Upper edges of the histogram of holds; one more bucket counts longer holds."""
 
 
 class ShortBatches:
-    """Short batches that have left since the start."""
+    """Statistics of short batches dispatched since the start."""
 
     def __init__(self) -> None:
         self._reasons: Counter[str] = Counter()
@@ -24,14 +24,14 @@ class ShortBatches:
         self._late = 0
 
     def left(self, depth: int, waited_s: float, reason: str, late: int) -> None:
-        """A batch of `depth` requests left after `waited_s`, for one of REASONS; `late` of them miss their deadline."""
+        """Count a batch of `depth` requests that left after `waited_s`, for one of REASONS; `late` miss deadlines."""
         self._reasons[reason] += 1
         self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
         self._depths[1 << max(0, depth - 1).bit_length()] += 1
         self._late += late
 
     def status(self) -> dict[str, Any]:
-        """For /laps_status (JSON-ready)."""
+        """Return the counters for /laps_status (JSON-ready)."""
         edges = [*(f"<={e:g}" for e in WAIT_EDGES_MS), f">{WAIT_EDGES_MS[-1]:g}"]
         return {
             "dispatched": {r: self._reasons[r] for r in REASONS},
@@ -42,18 +42,18 @@ class ShortBatches:
 
 
 class DecodeSteps:
-    """Decode steps since the start."""
+    """Statistics of decode steps since the start."""
 
     def __init__(self) -> None:
         self.steps = self.within = self.carried = 0
-        """Steps so far; those of them in pauses of a prefill batch; those that were rows of one."""
+        """Numbers of steps: all; in pauses of a prefill batch; as rows of a prefill batch."""
         self.busy_s = 0.0
-        """Device time of all but the last (seconds)."""
+        """Device time of the steps that were not rows of a prefill batch (seconds)."""
         self._gaps: deque[tuple[float, int]] = deque(maxlen=TOKEN_TIMES)
 
     def ran(self, gap_s: float, streams: int, *, within: bool, own_s: float | None) -> None:
-        """A step of so many `streams` ended `gap_s` after the one before (seconds; infinite for the first). `within`:
-        in a pause. `own_s`: device time; None = it was rows of a prefill batch."""
+        """Count a step of `streams` streams that ended `gap_s` after the previous step (seconds; infinite for the
+        first). `within`: in a pause. `own_s`: device time; None = the step was rows of a prefill batch."""
         if 0.0 < gap_s < math.inf:
             self._gaps.append((gap_s, streams))
         self.steps += 1
@@ -62,8 +62,8 @@ class DecodeSteps:
         self.busy_s += own_s or 0.0
 
     def gap_s(self, share: float) -> float | None:
-        """Quantile of the latest times between tokens (seconds), each counted once for each stream; None if there are
-        none."""
+        """Return a quantile of the latest times between tokens (seconds), each counted once per stream; None if no
+        time is known. `share`: 0..1."""
         gaps = sorted(self._gaps)
         left = share * sum(n for _, n in gaps)
         for gap, n in gaps:
@@ -73,7 +73,7 @@ class DecodeSteps:
         return None
 
     def status(self) -> dict[str, Any]:
-        """For /laps_status (JSON-ready)."""
+        """Return the counters for /laps_status (JSON-ready)."""
         ms = {name: self.gap_s(share) for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0))}
         return {
             "steps": self.steps,

@@ -1,6 +1,6 @@
-"""Emulated devices: a real prefill server on a machine without a GPU, whose steps last as long as a profile says.
+"""Emulated devices: real servers on a machine without a GPU, whose steps last as long as a profile says.
 
-A tiny model runs for real and its time is hidden in the step. Scheduler, HTTP, router and transfers are the real ones.
+A tiny model really runs, and its time is hidden in the step. Scheduler, HTTP, router and transfers are the real ones.
 """
 
 ENV = "SGLANG_LAPS_EMULATE"

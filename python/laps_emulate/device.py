@@ -1,7 +1,7 @@
-"""An emulated device: stands before the ``forward`` of a tiny model and makes each step last as its profile says.
+"""An emulated device: wraps the ``forward`` of a tiny model and makes each step last as its profile says.
 
-As on CUDA a forward pass only launches: steps queue on a timeline of their own, and who needs a result waits for its
-event (``events``).
+As on CUDA, a forward pass only launches: steps queue on a timeline, and code that needs a result waits for its event
+(``events``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from laps_emulate.spec import DeviceSpec
 from laps_emulate.timeline import Timeline
 
 PREFILLS, DECODE, MIXED = ("EXTEND", "MIXED"), "DECODE", "MIXED"
-"""Forward modes whose steps are emulated; others take what the tiny model takes."""
+"""Forward modes whose steps are emulated; steps of other modes take the time of the tiny model."""
 
 
 class EmulatedDevice(Armed):
-    """Before one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers, and
-    where one lasts too long between its operators, of which attention cannot be divided."""
+    """Wraps one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers and,
+    if a layer lasts too long, between its operators. Attention cannot be divided."""
 
     pause_s = 0.0
 
@@ -36,15 +36,15 @@ class EmulatedDevice(Armed):
         share: float = 1.0,
         waits: bool = False,
     ) -> None:
-        """`share`: of a whole step, on this rank: a pipeline has as many shares as stages. `waits`: a pass ends with
-        its step, for what comes out of it goes to another stage at once."""
+        """`share`: part of a whole step on this rank; pipeline stages have equal shares. `waits`: a pass ends with its
+        step, because its output goes to another stage at once."""
         self.layers = spec.profile.layers
         """Layers of the model whose device is emulated."""
         self.operators = 4
         self.spec, self.waits = spec, waits
         self._profile = spec.profile.stretched(spec.slow * share)
         self.record, self.decoded = Record(), Record()
-        """Records of prefill steps, with and without rows that are decoded beside them; of decode steps."""
+        """Records of prefill steps, with and without decoded rows; and of decode steps."""
         self._timeline = timeline or Timeline()
         self._model = runner.forward
         self._lasted_s = 0.0
@@ -57,15 +57,15 @@ class EmulatedDevice(Armed):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels of its Prometheus series."""
+        """Return the labels of the device's Prometheus series."""
         return {"profile": self.spec.profile.name, "slow": f"{self.spec.slow:g}"}
 
     def module(self, real: Any) -> DeviceModule:
-        """The device's module for a scheduler, made from the one of the device that it really runs on."""
+        """Return the device module for a scheduler. `real`: module of the device that the scheduler really runs on."""
         return DeviceModule(real, self._timeline)
 
     def status(self) -> dict[str, Any]:
-        """Return its entry in the server's status (JSON-ready)."""
+        """Return the entry "emulated" of the server's status (JSON-ready)."""
         profile = self.spec.profile
         about = {"profile": profile.name, "source": profile.source, "slow": self.spec.slow}
         decode = {"decode": self.decoded.as_dict()} if self.decoded.steps else {}
@@ -93,7 +93,7 @@ class EmulatedDevice(Armed):
             time.book(called, profile_s, time.now())
         else:
             self._in_slices(called, profile_s, shape, armed)
-        # Without the steps that ran in its pauses, which have entered theirs.
+        # Exclude the steps that ran in the pauses of this step: they are recorded on their own.
         lasted_s = time.free - begin - (self._lasted_s - others_s)
         self._lasted_s += lasted_s
         (self.decoded if decodes else self.record).add(profile_s, lasted_s, model_s)
@@ -102,8 +102,8 @@ class EmulatedDevice(Armed):
         return output
 
     def _prefill_s(self, shape: list[tuple[int, int]], *, mixed: bool) -> float:
-        """Time of a prefill step. `mixed`: rows of one token are decoded, and cost what a chunk's tokens do and the
-        reading of their contexts."""
+        """Return the time of a prefill step (seconds). `mixed`: rows of one token are decoded; each costs as much as a
+        token of a chunk, plus the reading of its context."""
         cost = self._profile.decode
         if not mixed or cost is None:
             return self._profile.coefficients.seconds(StepShape.of(shape))
@@ -113,7 +113,7 @@ class EmulatedDevice(Armed):
         return self._profile.coefficients.seconds(prompts) + cost.context * sum(contexts)
 
     def _in_slices(self, launched: float, profile_s: float, shape: list[tuple[int, int]], order: Order) -> None:
-        """Book a pass in slices, whose launch began at `launched`; as on a GPU the host is one slice ahead."""
+        """Book a pass in slices, whose launch started at `launched`. As on a GPU, the host is one slice ahead."""
         time, left_s, each_s = self._timeline, profile_s, profile_s * order.layers / self.layers
         ran, ended = time.now(), -math.inf
         for slice_s in self._profile.slices(profile_s, shape, each_s):
@@ -122,7 +122,7 @@ class EmulatedDevice(Armed):
             time.wait(sent)
             before, ended = ended, time.book(launched, slice_s, sent)
             launched = sent
-            # What ended while the tiny model ran has no pause.
+            # No pause after a slice that ended while the tiny model ran.
             if left_s > 1e-9 * profile_s and ended > ran:
                 time.wait(before)
                 order.pause(round(self.layers * left_s / profile_s, 6))

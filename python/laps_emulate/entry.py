@@ -1,4 +1,4 @@
-"""Entry points, which SGLang imports on every machine: the rest of this package only where there is no accelerator."""
+"""Entry points, which SGLang imports on every machine; the rest of this package only without an accelerator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PLATFORM = "laps_emulate.host.platform"
 
 
 def activate() -> str | None:
-    """Entry point of the group ``sglang.srt.platforms``: the platform's dotted name, or None to stay out."""
+    """Return the platform's dotted name, or None to stay out. Entry point of the group ``sglang.srt.platforms``."""
     show_flags_in_serve_help(sys.argv)
     if not _without_accelerator():
         return None
-    # It records a CUDA event before each early send.
+    # SGLang records a CUDA event before each early send.
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     return f"{PLATFORM}.HostPlatform"
 
 
 def load() -> None:
-    """Entry point of the group ``sglang.srt.plugins``; runs once in every SGLang process.
+    """Load the plugin. Entry point of the group ``sglang.srt.plugins``; runs once in every SGLang process.
 
-    Ends the process with one line where a device is to be emulated on another platform.
+    Ends the process with one line if a device should be emulated on another platform.
     """
     from sglang.srt.platforms import current_platform
 

@@ -1,4 +1,4 @@
-"""Events of an emulated device, in the place of PyTorch's for CPUs, which have always happened."""
+"""Events of an emulated device, in place of PyTorch's events for CPUs, which have always happened."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from laps_emulate.timeline import Timeline
 
 
 class Event:
-    """Happens once the device has done all that it was given before the event was recorded, on whatever stream: the
-    copies and samples that follow a step take no time of their own."""
+    """Happens once the device has done all work that it was given before the event was recorded, on any stream. Copies
+    and samples that follow a step take no time of their own."""
 
     def __init__(self, timeline: Timeline, enable_timing: bool = False, **_: Any) -> None:
         self._timeline = timeline
         self.at_s = -math.inf
-        """Seconds of the timeline's clock; one that was never recorded is past, as on CUDA."""
+        """Time of the event (seconds of the timeline's clock); past if the event was never recorded, as on CUDA."""
 
     def record(self, stream: Any = None) -> None:
-        """Record it behind all work so far."""
+        """Record the event behind all work so far."""
         self.at_s = self._timeline.begin()
 
     def query(self) -> bool:
-        """Return True if it has happened."""
+        """Return True if the event has happened."""
         return self._timeline.now() >= self.at_s
 
     def synchronize(self) -> None:
-        """Return when it has happened."""
+        """Wait until the event has happened."""
         self._timeline.wait(self.at_s)
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing: all streams are one."""
+        """Do nothing: all streams are one."""
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to `end`. Raises RuntimeError, as on CUDA, if one has not happened."""
+        """Return milliseconds from this event to `end`. Raises RuntimeError, as on CUDA, if either has not happened."""
         if not (self.query() and end.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return 1e3 * (end.at_s - self.at_s)
@@ -51,5 +51,5 @@ class DeviceModule:
         return getattr(self._real, name)
 
     def synchronize(self, *_: Any) -> None:
-        """Return when the device has done all that it was given."""
+        """Wait until the device has done all work that it was given."""
         self._timeline.wait(self._timeline.free)

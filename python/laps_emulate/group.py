@@ -1,5 +1,5 @@
-"""An emulated device of data-parallel attention ranks: all of them run each step together, for as long as the slowest
-takes."""
+"""An emulated device of data-parallel attention ranks: all ranks run each step together, for as long as the slowest
+rank takes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ IDLE = "IDLE"
 
 
 class GroupDevice(EmulatedDevice):
-    """Before one model runner's ``forward``, on every rank. A rank without a batch of its own runs an idle one."""
+    """Wraps one model runner's ``forward``, on every rank. A rank without a batch of its own runs an idle batch."""
 
     def __init__(self, runner: Any, spec: DeviceSpec, ranks: Any, timeline: Timeline | None = None) -> None:
-        """`ranks`: the CPU group of all of them. The profile has a ``group``.
+        """`ranks`: CPU group of all ranks. The profile has a ``group``.
 
-        Raises ValueError where its devices cannot be divided among so many.
+        Raises ValueError if the profile's devices cannot be divided among these ranks.
         """
         super().__init__(runner, spec, timeline)
         size = torch.distributed.get_world_size(ranks)
@@ -56,7 +56,7 @@ class GroupDevice(EmulatedDevice):
             time.book(begin, seconds, time.now())
         else:
             self._in_parts(begin, seconds, order)
-        # Without the steps that ran in its pauses, which have entered theirs.
+        # Exclude the steps that ran in the pauses of this step: they are recorded on their own.
         lasted_s = time.free - begin - (self._lasted_s - others_s)
         self._lasted_s += lasted_s
         if shape:
@@ -64,7 +64,7 @@ class GroupDevice(EmulatedDevice):
         return output
 
     def _in_parts(self, launched: float, seconds: float, order: Order) -> None:
-        """Book a step in slices, each of whose pauses all ranks come to; as on a GPU the host is one slice ahead."""
+        """Book a step in slices; all ranks come to each pause. As on a GPU, the host is one slice ahead."""
         time, ended = self._timeline, -math.inf
         ran = time.now()
         for i in range(1, order.parts + 1):
@@ -74,6 +74,6 @@ class GroupDevice(EmulatedDevice):
             if i < order.parts:
                 time.wait(before)
                 order.pause(self.layers * (1.0 - i / order.parts))
-                # What ended while the tiny model ran was followed at once.
+                # A slice that ended while the tiny model ran is followed by the next slice at once.
                 launched = time.now() if ended > ran else ended
         time.book(ran, 0.0)

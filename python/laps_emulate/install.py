@@ -23,7 +23,7 @@ STATE = "managers.scheduler.Scheduler.get_internal_state"
 
 
 def install(spec: DeviceSpec) -> None:
-    """Register the hooks. Call while plugins are being loaded in a scheduler process."""
+    """Register the hooks. Call it while SGLang loads plugins in a scheduler process."""
 
     def loaded(result: Any, scheduler: Any) -> Any:
         from sglang.srt.runtime_context import get_parallel
@@ -50,7 +50,7 @@ def install(spec: DeviceSpec) -> None:
         return result
 
     def launched(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        # Without the overlap loop SGLang waits for a result where it reads it, and there is nothing to wait for here.
+        # Without the overlap loop SGLang waits only in reading a result, and an emulated result is there at once.
         if result.copy_done is None:
             result.copy_done = scheduler.device_module.Event()
             result.copy_done.record()
@@ -68,10 +68,10 @@ def install(spec: DeviceSpec) -> None:
 
 
 def leave_out_attention(attention: Any) -> None:
-    """Have an attention backend compute nothing: on CPUs it computes a chunk over its whole prefix, far more than a
-    step may take. What comes out of an emulated device means nothing; keys and values are written, kept and sent as
-    ever."""
-    # The host platform computes some kinds by itself, latent attention among them.
+    """Make an attention backend compute nothing: on CPUs it computes a chunk over its whole prefix, far more than a
+    step may take. The output of an emulated device means nothing; keys and values are written, kept and sent as
+    usual."""
+    # The host platform computes some kinds of attention itself, latent attention among them.
     attention.laps_left_out = lambda *_: False
     attention._run_sdpa_forward_extend = attention._run_sdpa_forward_decode = _no_attention
 

@@ -26,7 +26,7 @@ def load() -> None:
     try:
         _load()
     except Exception as e:
-        # SGLang would log it, and serve on this machine's own step times.
+        # SGLang would only log the error, and serve with this machine's own step times.
         if os.environ.get(spec.ENV, "").strip():
             refuse(f"{spec.ENV}: {type(e).__name__}: {e}")
         raise
@@ -40,7 +40,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def emulate(args: argparse.Namespace) -> None:
-    """Have the processes started from here emulate a device, if the command line (or the environment) asks for it.
+    """Make the processes started from here emulate a device, if the command line (or the environment) asks for it.
 
     Raises ConfigError.
     """
@@ -57,7 +57,7 @@ def emulate(args: argparse.Namespace) -> None:
 def _load() -> None:
     seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(add_flag), "AROUND", SEAMS)
     seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(_prepare), "AROUND", SEAMS)
-    # Importing the scheduler costs seconds: only a process that runs one has it already.
+    # Importing the scheduler takes seconds: only a process that runs a scheduler has imported it.
     if SCHEDULER not in sys.modules:
         return
     try:
@@ -70,7 +70,7 @@ def _load() -> None:
         return
     let_the_controller_wait()
     if laps is None:
-        transfers.mend()  # for stock servers too: a comparison would learn nothing from one that hangs
+        transfers.mend()  # for stock servers too: a comparison with a server that hangs shows nothing
     if found is not None:
         from laps_emulate.install import install
 
@@ -80,6 +80,6 @@ def _load() -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     emulate(args)
-    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
+    # SGLang asks a platform for its device before its defaults, and needs a device name then.
     if getattr(args, "device", None) is None:
         args.device = "cpu"

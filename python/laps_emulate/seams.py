@@ -33,7 +33,7 @@ _STATES = (
     "models.qwen3_5._GDN_FUSED_QKVZBA_RATIOS",
     "models.qwen3_5.fused_sigmoid_mul",
 )
-"""Kernels of linear attention and state spaces, and what calls them."""
+"""Kernels of linear attention and state spaces, and names by which models choose or call these kernels."""
 
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),

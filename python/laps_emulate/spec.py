@@ -1,4 +1,4 @@
-"""Which device is to be emulated: ``--laps-emulate PROFILE[,slow=K]``, or the same text in the environment."""
+"""The device to emulate: ``--laps-emulate PROFILE[,slow=K]``, or the same text in the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceSpec:
     """PROFILE[,slow=K], as given."""
     profile: Profile
     slow: float = 1.0
-    """Steps last this many times as long as the profile says; at least 1."""
+    """Factor on the step times of the profile; at least 1."""
 
     @classmethod
     def parse(cls, text: str, where: str = FLAG) -> DeviceSpec:
@@ -42,7 +42,7 @@ class DeviceSpec:
             raise ConfigError(f"{where}: {e}") from None
 
     def why_not(self, args: Any) -> str | None:
-        """Why a server with these arguments cannot have it, or None."""
+        """Return why a server with these arguments cannot emulate this device, or None."""
         mode = args.disaggregation_mode or "null"
         if mode == "prefill":
             return None
@@ -54,7 +54,7 @@ class DeviceSpec:
         return None if known else f"without disaggregation a server decodes: {self.profile.name} has no decode steps"
 
     def warning(self) -> str:
-        """Return the warning that every process of such a server logs first."""
+        """Return the warning that every process of an emulated server logs first."""
         about = f"step times of {self.profile.name} ({self.profile.source}), stretched {self.slow:g} times"
         return f"EMULATED DEVICE: {about}; nothing here measures this machine or that device."
 
@@ -67,11 +67,11 @@ def _number(text: str) -> float:
 
 
 def from_env(env: Mapping[str, str] = os.environ) -> DeviceSpec | None:
-    """The device in the environment, None where there is none. Raises ConfigError."""
+    """Return the device that the environment names, or None. Raises ConfigError."""
     text = env.get(ENV, "").strip()
     return DeviceSpec.parse(text, ENV) if text else None
 
 
 def to_env(spec: DeviceSpec) -> None:
-    """Hand it to the processes started from here."""
+    """Pass the device on to the processes started from here."""
     os.environ[ENV] = spec.text

@@ -1,4 +1,4 @@
-"""When an emulated device is busy, and waiting for it."""
+"""Busy times of an emulated device, and waits for the device."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import time
 from collections.abc import Callable
 
 SPIN_S = 2e-4
-"""A sleep ends late; so the last of a wait is spent looking at the clock, but no more: servers share cores."""
+"""Longest end of a wait that is spent reading the clock (seconds): a sleep ends late, but servers share cores."""
 
 
 class Timeline:
-    """One device, one thing after another. Seconds of one clock."""
+    """One device, which does its work in order. Times are seconds of one clock."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.now, self._sleep = clock, sleep
         self.free = -math.inf
-        """When it has done all that it was given."""
+        """Time when the device has done all work that it was given."""
 
     def begin(self) -> float:
-        """When something that is launched now would begin."""
+        """Return the time when work that is launched now would start."""
         return max(self.now(), self.free)
 
     def book(self, launched: float, seconds: float, least: float = -math.inf) -> float:
-        """Give it work that was launched from `launched` until `least`, before which it does not end; when it ends."""
+        """Add work that is launched from `launched` until `least`, before which it cannot end. Return its end."""
         self.free = max(max(launched, self.free) + seconds, least)
         return self.free
 
     def wait(self, until: float) -> None:
-        """Come back at `until`; at once if that is past."""
+        """Return at `until`; at once if that time is past."""
         left = until - self.now()
         if left > SPIN_S:
             self._sleep(left - SPIN_S)

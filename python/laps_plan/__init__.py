@@ -1,2 +1,1 @@
-"""Prediction of what LAPS would bring on a model, a device and some traffic: the simulator, profiles of devices, the
-planner."""
+"""Prediction of what LAPS would gain on a model, a device and given traffic: simulator, device profiles, planner."""

@@ -10,8 +10,8 @@ KEY = "LAPS_API_KEY"
 
 
 def request_to(url: str, route: str) -> Request:
-    """Return a request to a route of the server or router at ``url``, with the key in the environment variable KEY, if
-    there is one. Raises ValueError, in one line, for what is no http(s) URL."""
+    """Return a request for ``route`` of the server or router at ``url``, with the key from the environment variable KEY
+    if it is set. Raises ValueError (one line) if ``url`` is not an http(s) URL."""
     whole = f"{url.rstrip('/')}/{route}"
     if not whole.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http(s) URL")

@@ -1,4 +1,4 @@
-"""How long decode steps take: the weights are read once a step, the KV cache of every stream, too."""
+"""Cost of decode steps: each step reads the weights once, and the KV cache of every stream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class DecodeCost:
     """Decode steps of one model on one device. Times in seconds."""
 
     streams: Sequence[int]
-    """Numbers of streams that ``seconds`` are known of, rising."""
+    """Numbers of streams with a known step time, rising."""
     seconds: Sequence[float]
-    """Time of a step of so many streams, without what reading their contexts takes; never falling."""
+    """Time of a step for each number in ``streams``, without the time to read the contexts; never falling."""
     context: float
-    """For each token of context, of all streams together."""
+    """Time to read one token of context; a step reads the contexts of all streams."""
 
     def step_s(self, streams: int, context: float) -> float:
-        """Time of a step of so many streams (from 1 on), whose contexts are so many tokens in all."""
+        """Return the time of a step of ``streams`` streams (at least 1) with ``context`` tokens of context in total."""
         return self.rows_s(streams) + self.context * context
 
     def rows_s(self, streams: int) -> float:
-        """Time of a step without what reading the contexts takes: between two known numbers on the line through
-        them, beyond the last on that of the last two."""
+        """Return the time of a step without the time to read the contexts: interpolated on a line between two known
+        numbers of streams, extrapolated beyond the last on the line through the last two."""
         known, seconds = self.streams, self.seconds
         i = min(max(bisect_right(known, streams), 1), len(known) - 1)
         low, high = known[i - 1], known[i]
@@ -32,5 +32,5 @@ class DecodeCost:
         return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
 
     def stretched(self, slow: float) -> DecodeCost:
-        """The same on a device that takes so many times as long."""
+        """Return the cost on a device that takes ``slow`` times as long."""
         return replace(self, seconds=[slow * s for s in self.seconds], context=slow * self.context)

@@ -1,4 +1,4 @@
-"""Pictures of times to first token, as SVG; PNG where the name says so."""
+"""Plots of times to first token, as SVG, or as PNG if the file name ends so."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ COLOURS = {
 def axes(
     columns: int, path: Path | IO[str], title: str = "", width: float = 5.0, height: float = 3.8
 ) -> Iterator[Sequence[Any]]:
-    """So many axes side by side, saved at the end: as a file, or as SVG into what is open for it."""
+    """Yield ``columns`` axes side by side. Save them at the end to the path, or as SVG into the open file."""
     import matplotlib
 
     matplotlib.use("Agg")
-    # Text as text, so that it can be searched, and the same bytes for the same figures.
+    # Keep text as text, so that it can be searched, and write the same bytes for the same figures.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "laps", "font.size": 10})
     import matplotlib.pyplot as plt
 
@@ -48,7 +48,7 @@ def axes(
 
 
 def distributions(curves: Mapping[str, Mapping[str, Sequence[float]]], title: str, path: Path | IO[str]) -> None:
-    """class -> variant -> TTFT (ms) at even steps of the share of requests: short and long side by side."""
+    """Plot class -> variant -> TTFT (ms) at even steps of the share of requests: short and long side by side."""
     from matplotlib import ticker
 
     shown = {kind: of for kind, of in curves.items() if any(of.values())}

@@ -19,7 +19,7 @@ from laps_plan.decode import DecodeCost
 FOLDER = Path(__file__).parent / "profiles"
 _KIND = "laps-sim-profile"
 PROJECTIONS, OUTPUT, MLP = 0.15, 0.1, 0.75
-"""Shares of its operators in a layer's time, attention aside: about so in dense models of 8B to 70B."""
+"""Approximate shares of operators in a layer's time without attention, in dense models of 8B to 70B."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,48 +32,48 @@ class Profile:
     coefficients: Coefficients
     """Cost of a step on the stock path."""
     graph_fixed_s: float | None = None
-    """``fixed`` of the coefficients for a step replayed from a full graph; None = there are none."""
+    """``fixed`` of the coefficients for a step replayed from a full graph; None = no full graphs."""
     eager_fixed_s: float | None = None
-    """The same for a step without any prefill graph; None = the stock path has none."""
+    """``fixed`` of the coefficients for a step without prefill graphs; None if the stock path has none."""
     front_s: float = 0.0
-    """HTTP and tokenizer per request: one server process, first come first served."""
+    """Time of HTTP and tokenizer per request: one server process, first come first served."""
     front_token_s: float = 0.0
-    """The same per prompt token."""
+    """Time of HTTP and tokenizer per prompt token."""
     poll_s: float = 5e-5
-    """From a result to the next decision: the loop looks for new requests. Never 0, as it is nowhere."""
+    """Time from a result to the next decision, in which the loop looks for new requests. Not 0 on any real server."""
     step_host_s: float = 0.0
     """Host time from a decision to its step on the device."""
     launch_s: float = 0.0
-    """Host time to launch a step, while the device runs it or the one before it: with the overlap loop it holds the
-    host up, and in no loop a step ends before it."""
+    """Host time to launch a step, while the device runs this step or the one before. With the overlap loop the host is
+    busy for this time, and the step does not end before its launch does."""
     slices_launch_s: float = 0.0
-    """The same for a step in slices, pauses included: layer by layer, without prefill graphs."""
+    """Host time to launch a step in slices, pauses included: layer by layer, without prefill graphs."""
     request_host_s: float = 0.0
     """Host time per request of a batch after its step, before its first tokens leave."""
     reply_s: float = 0.0
-    """From the scheduler to the client."""
+    """Time from the scheduler to the client."""
     layers: int = 28
-    """Layers of the model: a long batch has at most so many slices."""
+    """Layers of the model; a long batch is sliced between and within layers."""
     ahead: bool = False
-    """True if the host launches a slice while the one before it runs, as it does where the device is not the host's own
-    processor: what it decides then runs after that slice."""
+    """True if the host launches a slice while the slice before it runs, as on any device but the host's own processor:
+    a batch that the host then decides on runs after the launched slice."""
     spread: Sequence[float] = ()
-    """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
+    """Equally likely factors on the model's step time; empty if step times do not vary."""
     group: GroupCost | None = None
-    """Cost of data-parallel attention ranks, which run every step together; None: it has none. ``coefficients`` then
-    are those of one rank alone."""
+    """Cost of data-parallel attention ranks, which run every step together; None without such ranks. With ranks,
+    ``coefficients`` are those of one rank alone."""
     decode: DecodeCost | None = None
     """Cost of decode steps; None if unknown."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Assumptions or measurements behind it (JSON-ready)."""
+    """Assumptions or measurements behind the profile (JSON-ready)."""
 
     def model(self) -> LatencyModel:
-        """A latency model that knows these coefficients, as a server that loaded a saved one does."""
+        """Return a latency model with these coefficients, as on a server that loaded a saved model."""
         return LatencyModel(self.coefficients)
 
     def slices(self, seconds: float, shape: Sequence[tuple[int, int]], each: float) -> list[float]:
-        """Durations (seconds) of the slices of a step that takes `seconds` for these (new, history) tokens, each of at
-        most `each`, where its operators allow: attention of a layer cannot be divided."""
+        """Return the durations (seconds) of the slices of a step that takes `seconds` for these (new, history) tokens:
+        at most `each`, if the operators allow. Attention of a layer cannot be divided."""
         tokens, attended = sum(new for new, _ in shape), pairs(shape)
         attention_s = min(seconds, self.coefficients.alpha * StepShape.of(shape).attention)
         token_s = (seconds - attention_s) / self.layers / tokens
@@ -86,9 +86,10 @@ class Profile:
         return list(slices(operators, self.layers, tokens, attended, each))
 
     def decode_s(self, streams: int, context: float) -> float:
-        """Time of a decode step of so many streams (from 1 on), whose contexts are so many tokens in all.
+        """Return the time of a decode step of ``streams`` streams (at least 1) with ``context`` tokens of context in
+        all.
 
-        Raises ValueError (one line) where that is not known.
+        Raises ValueError (one line) if the profile has no cost of decode steps.
         """
         if self.decode is None:
             raise ValueError(f"profile {self.name} does not say how long decode steps take")
@@ -96,14 +97,14 @@ class Profile:
 
     @property
     def group_with_host(self) -> GroupCost | None:
-        """The terms of a group's steps as its scheduler measures them, from launch to launch."""
+        """Return the cost of a group's steps as its scheduler measures them, from launch to launch."""
         return self.group and replace(self.group, fixed=self.group.fixed + self.step_host_s)
 
     def with_ranks(self, ranks: int) -> Profile:
-        """The same devices as another number of data-parallel attention ranks: fewer are of several devices each, which
-        share their own part; with more there are more devices, which share the experts.
+        """Return the same devices as another number of data-parallel attention ranks. Fewer ranks have several devices
+        each, which share the rank's own part. More ranks are on more devices, which share the experts.
 
-        Raises ValueError (one line) where it has no ranks, or these do not share the devices evenly.
+        Raises ValueError (one line) if the profile has no ranks, or if these ranks do not share the devices evenly.
         """
         group = self.group
         if group is None:
@@ -119,14 +120,13 @@ class Profile:
         return replace(self, group=more)
 
     def eager(self) -> Profile:
-        """The same without prefill graphs on the stock path, where the profile tells the two apart."""
+        """Return the profile without prefill graphs on the stock path; unchanged if ``eager_fixed_s`` is None."""
         if self.eager_fixed_s is None:
             return self
         return replace(self, coefficients=replace(self.coefficients, fixed=self.eager_fixed_s))
 
     def stretched(self, slow: float) -> Profile:
-        """The same with a device that takes ``slow`` times as long for everything, to be launched too; the rest of the
-        host stays as it is."""
+        """Return the profile with every step and launch ``slow`` times as long; other host times stay as they are."""
         terms = {k: v if k == "flat" else slow * v for k, v in asdict(self.coefficients).items()}
         graph, eager = (None if v is None else slow * v for v in (self.graph_fixed_s, self.eager_fixed_s))
         return replace(
@@ -142,9 +142,9 @@ class Profile:
 
     @classmethod
     def find(cls, name: str) -> Profile | None:
-        """By the name of a file in profiles/, or by path; None = there is no such file, or it is no profile.
+        """Return the profile of this name in profiles/, or at this path; None if there is no profile in such a file.
 
-        Raises ValueError (one line) where it is a damaged one.
+        Raises ValueError (one line) if the profile is damaged.
         """
         path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
         try:
@@ -160,7 +160,7 @@ class Profile:
 
     @classmethod
     def load(cls, name: str) -> Profile:
-        """Return the profile as ``find`` does, for a command. Raises SystemExit that lists the names."""
+        """Return the profile that ``find`` finds, for a command. Raises SystemExit with one line if there is none."""
         try:
             found = cls.find(name)
         except ValueError as e:
@@ -171,5 +171,5 @@ class Profile:
 
 
 def names() -> list[str]:
-    """Profiles in profiles/."""
+    """Return the names of the profiles in profiles/."""
     return sorted(p.stem for p in FOLDER.glob("*.json"))

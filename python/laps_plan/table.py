@@ -1,4 +1,4 @@
-"""Tables as they are printed, and as they stand on a page."""
+"""Tables for terminals and pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tabulate import tabulate
 
 @dataclass
 class Table:
-    """A table as it is printed and as it stands on a page; the first column to the left, the others to the right."""
+    """A table for terminals and pages; the first column is aligned left, all others right."""
 
     STYLE: ClassVar[str] = "simple"
-    """Format of tabulate's, as printed."""
+    """Format of tabulate for printed tables."""
 
     title: str
     heads: Sequence[str]
@@ -23,7 +23,7 @@ class Table:
     """Note for readers, in a sentence or two."""
 
     def grid(self, style: str) -> str:
-        """Heads and rows; ``style``: one of tabulate's."""
+        """Return heads and rows in ``style``, a format of tabulate."""
         align = ["left", *["right"] * (len(self.heads) - 1)]
         return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
 

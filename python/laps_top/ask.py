@@ -16,15 +16,15 @@ from laps_core.protocol import MAX_AGE, STATUS_ROUTE
 from laps_core.receipts.receipt import RECEIPTS_ROUTE
 
 SECONDS = 30
-"""Receipts of so many seconds are shown."""
+"""Age limit of the receipts that are shown (seconds)."""
 RETRY_S = 30.0
-"""A route that a server does not have is asked for again after this (seconds)."""
+"""Time after which a route that a server does not have is requested again (seconds)."""
 FRESH_S = 0.9
 """Accepted age of a status (seconds)."""
 
 
 class Behind(msgspec.Struct):
-    """A request that had the device while another waited."""
+    """A request that used the device while another request waited."""
 
     rid: str
     tokens: int = 0
@@ -32,13 +32,13 @@ class Behind(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """A receipt, read so that causes of later releases are no error. Times in milliseconds."""
+    """A receipt, parsed so that causes of later releases are no error. Times in milliseconds."""
 
     rid: str
     ttft_ms: float
     cls: str = msgspec.field(name="class", default="")
     arrived_s: float = 0.0
-    """Unix time of its server."""
+    """Unix time of arrival, by the clock of the server (seconds)."""
     causes: dict[str, float] = msgspec.field(default_factory=dict)
     behind: list[Behind] = msgspec.field(default_factory=list)
 
@@ -52,11 +52,11 @@ class Answer:
     """Answers of one server, at one time."""
 
     status: Mapping[str, Any] | None = None
-    """None: it has not answered."""
+    """Status of the server; None if it has not answered."""
     error: str = ""
-    """Why not, in one line."""
+    """Reason for a missing status, in one line."""
     recent: tuple[Seen, ...] | None = None
-    """Receipts of the last SECONDS; None: it keeps none."""
+    """Receipts of the last SECONDS; None if the server has given none."""
 
 
 def _words(e: Exception) -> str:
@@ -67,10 +67,10 @@ def _words(e: Exception) -> str:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """A redirect is an error: the key is for the server that was named."""
+    """Handler that treats redirects as errors, because the key is only for the named server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Return None: there is no other request."""
+        """Return None, so that no other request is sent."""
 
 
 @dataclass
@@ -80,23 +80,23 @@ class Server:
     url: str
     key: str | None = None
     timeout_s: float = 3.0
-    """For each answer."""
+    """Timeout of each answer (seconds)."""
     _retry_s: float = field(default=0.0, init=False)
-    """Time until which receipts are not asked for; all times here are of this machine's monotonic clock."""
+    """Receipts are not requested before this time; all times here are of this machine's monotonic clock."""
     _asked_s: float | None = field(default=None, init=False)
     """Time of the last answer with receipts."""
     _kept: dict[str, tuple[float, Seen]] = field(default_factory=dict, init=False)
     """Receipts by id, with the time when they are dropped."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no http(s) URL. One without a scheme is taken for http."""
+        """Normalise the URL, with http as the default scheme. Raises ValueError if it is not an http(s) URL."""
         self.url = (self.url if "://" in self.url else f"http://{self.url}").rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"{self.url} is not an http(s) URL")
         self._open = build_opener(_NoRedirect).open
 
     def ask(self) -> Answer:
-        """Return what it says now; errors are part of the answer."""
+        """Return the server's present answer; errors are part of the answer."""
         try:
             status = msgspec.json.decode(self._get(STATUS_ROUTE, {MAX_AGE: FRESH_S}))
             if not isinstance(status, dict):
@@ -118,7 +118,7 @@ class Server:
         return Answer(status, recent=tuple(receipt for _, receipt in self._kept.values()))
 
     def _keep(self, now: float) -> None:
-        """Ask for the receipts that are new, and drop the old ones."""
+        """Request new receipts, and drop old receipts."""
         missing_s = SECONDS if self._asked_s is None else min(SECONDS, math.ceil(now - self._asked_s) + 1)
         body = self._get(RECEIPTS_ROUTE, {"seconds": missing_s})
         found = {r.rid: (r.arrived_s + r.ttft_ms / 1e3, r) for r in msgspec.json.decode(body, type=_Seen).receipts}

@@ -3,7 +3,7 @@
     laps-top http://prefill-0:30000 http://prefill-1:30000 http://router:8000
     laps-top --once --json http://prefill-0:30000 | jq .servers
 
-A prefill server needs --enable-laps-scheduler, a router --enable-laps-alloc. q or Ctrl-C ends it.
+A prefill server needs --enable-laps-scheduler, a router --enable-laps-alloc. Press q or Ctrl-C to end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KEY = "LAPS_API_KEY"
 AT_ONCE = 64
 """Servers that are asked at the same time."""
 WIDTH = 180
-"""Columns where there is no terminal."""
+"""Width of the output without a terminal (columns)."""
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0. Raises ArgumentTypeError or ValueError."""
     value = float(text)
     if not 0.0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not a number > 0")
@@ -55,13 +55,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def look(servers: Sequence[Server], pool: ThreadPoolExecutor, slowest: int) -> Table:
-    """Ask all servers at once. Return what is shown of their answers."""
+    """Ask all servers at once. Return the table of their answers."""
     answers = pool.map(Server.ask, servers)
     return table({s.url: a for s, a in zip(servers, answers, strict=True)}, max(0, slowest))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 2, and one line, where the input cannot be used; 1 with --once where a server does not answer."""
+    """Run the command. Exit code 2 if the input cannot be used; 1 with --once if a server does not answer."""
     made = parser()
     args = made.parse_args(argv)
     key = args.api_key or os.environ.get(KEY)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 0
         except BrokenPipeError:
-            # A reader that has seen enough; what Python flushes at its end has nowhere to go.
+            # The reader has closed the pipe; without this, flushing stdout at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 

@@ -1,4 +1,4 @@
-"""The lines as tables of a terminal."""
+"""Terminal tables of the collected rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from laps_top.rows import Quantiles, Row, Table
 
 NONE = "-"
 WORDS = {"server", "kind", "state", "class", "request", "mostly", "longest behind"}
-"""Columns of words; others hold numbers."""
+"""Columns that hold words; all others hold numbers."""
 STYLES = {"short": "cyan", "long": "yellow"}
 
 
 def plain(said: str, style: str = "") -> Text:
-    """Return what a server said, without markup and control characters."""
+    """Return the text of a server without markup and control characters."""
     return Text("".join(c if c.isprintable() else "?" for c in said), style=style)
 
 
 def number(value: float | None, unit: float = 1.0, suffix: str = "") -> str:
-    """Return `value` times `unit`, with up to three digits before the comma or a dot's two behind it."""
+    """Return `value` times `unit`, rounded to an integer from 10 on, else with one decimal unless it is an integer."""
     if value is None:
         return NONE
     value *= unit
@@ -30,7 +30,7 @@ def number(value: float | None, unit: float = 1.0, suffix: str = "") -> str:
 
 
 def draw(shown: Table) -> RenderableType:
-    """Return both tables."""
+    """Return the tables of the servers and of the slowest requests."""
     servers = _grid(
         *("server", "kind", "waiting", "oldest", "busy", "short P50 / P90", "long P50 / P90", "preempted", "model err"),
         *("KV tokens", "state"),

@@ -17,9 +17,9 @@ ENDS = ("q", "\x03")
 
 @contextmanager
 def pressed() -> Iterator[Callable[[float], str]]:
-    """Yield a function that returns the key pressed within so many seconds; empty = none.
+    """Yield a function that returns the key pressed within the given seconds; empty = none.
 
-    Ctrl-C is a key as well (``\\x03``): an interrupt inside a lock of the threads that ask would leave it locked.
+    Ctrl-C is read as a key, too (``\\x03``): an interrupt while a requesting thread holds a lock would leave it locked.
     """
     if not sys.stdin.isatty():
         yield _wait

@@ -1,4 +1,4 @@
-"""One line for each server, and the slowest requests of all, from what the servers answered."""
+"""One row for each server, and the slowest requests of all, from the servers' answers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One server; None = it does not say."""
+    """Row of one server; None = the server does not report the value."""
 
     url: str
     kind: str = ""
-    """prefill or router; empty if it has not answered."""
+    """prefill or router; empty if the server has not answered."""
     error: str = ""
-    """Why it has not answered, or why LAPS is off there."""
+    """Reason why the server has not answered, or why LAPS is off."""
     waiting: dict[str, int] = {}
-    """Requests that wait, by class; at a router all together, as "all"."""
+    """Number of waiting requests by class; at a router the total, as "all"."""
     oldest_wait_s: float | None = None
     busy_share: float | None = None
-    """0..1; of a router the mean of its prefill servers."""
+    """Busy share (0..1); for a router the mean of its prefill servers."""
     ttft_ms: dict[str, Quantiles] = {}
-    """By class: of the last 30 s at a prefill server, as the status has it at a router."""
+    """By class: over the last 30 s for a prefill server, from the status for a router."""
     preemptions: int | None = None
     model_error: float | None = None
     """Median of the latency model's relative error."""
     kv_tokens: int | None = None
-    """Tokens that the prefix cache of a prefill server holds at most; held by the decode servers of a router."""
+    """Capacity of a prefill server's prefix cache (tokens); for a router tokens held by its decode servers."""
 
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,27 +48,27 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     cls: str = msgspec.field(name="class")
     ttft_ms: float
     mostly: str
-    """The cause with the most time, and its share."""
+    """Cause with the longest time, and its share."""
     behind: str = ""
-    """The request that took the device from it longest."""
+    """Request that used the device longest while this request waited."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """All that is shown."""
+    """All data that is shown."""
 
     servers: list[Row]
     slowest: list[Slow]
 
 
 def _at(status: Any, *path: str) -> Any:
-    """Return the entry of a status below these keys; None if there is none."""
+    """Return the entry of a status under these keys; None if there is no entry."""
     for key in path:
         status = status.get(key) if isinstance(status, Mapping) else None
     return status
 
 
 def _sum(values: Iterable[Any]) -> Any:
-    """Return the sum of the numbers; None if there are none."""
+    """Return the sum of the numbers; None if there are no numbers."""
     numbers = [v for v in values if isinstance(v, int | float)]
     return sum(numbers) if numbers else None
 
@@ -83,7 +83,7 @@ def quantiles(times: Iterable[float]) -> Quantiles:
 
 
 def row(url: str, answer: Answer) -> Row:
-    """Return the line of one server."""
+    """Return the row of one server."""
     status = answer.status
     if status is None:
         return Row(url=url, error=answer.error or "no answer")
@@ -124,7 +124,7 @@ def _router(url: str, status: Mapping[str, Any]) -> Row:
 
 
 def table(answers: Mapping[str, Answer], slowest: int) -> Table:
-    """Return the lines of all servers, and of their `slowest` recent requests. `answers`: by URL."""
+    """Return the rows of all servers, and of their `slowest` recent requests. `answers`: by URL."""
     found = [_slow(url, r) for url, answer in answers.items() for r in answer.recent or ()]
     found.sort(key=lambda s: -s.ttft_ms)
     return Table([row(url, answer) for url, answer in answers.items()], found[:slowest])

@@ -1,1 +1,1 @@
-"""LAPS: length-aware prefill scheduling for SGLang prefill servers."""
+"""LAPS: length-aware prefill scheduling for SGLang servers that prefill."""

@@ -1,4 +1,4 @@
-"""The result of a pass that ended in a pause, in the shape that SGLang expects of any pass."""
+"""Placeholder result of a forward pass that ended in a pause, in the format that SGLang expects of every pass."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 
 class NoResult:
-    """Zeros in the place of one model runner's results."""
+    """Zeros instead of one model runner's results."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         spec = runner.spec_algorithm
         self._followed = not (spec.is_none() or spec.is_standalone())
-        """A draft model follows the hidden states, of a width that depends on both models."""
+        """True if a draft model reads the hidden states, whose width depends on both models."""
         self._width = 0
 
     @property
@@ -25,13 +25,13 @@ class NoResult:
         return self._width > 0 or not self._followed
 
     def learn(self, output: Any) -> None:
-        """Learn the shape from a pass that has a result."""
+        """Learn the width of the hidden states from the result of a whole pass."""
         states = output.logits_output.hidden_states if self._followed else None
         if states is not None:
             self._width = states.shape[-1]
 
     def of(self, forward_batch: Any) -> ModelRunnerOutput:
-        """Return the result of this pass."""
+        """Return the zeros for this batch."""
         runner = self._runner
         shape = forward_batch.batch_size, runner.model_config.vocab_size
         states = None

@@ -1,4 +1,4 @@
-"""SGLang's batch builder, taught what stays whole, what memory is kept, and where a prompt is cut."""
+"""SGLang's PrefillAdder with LAPS's rules: which requests run whole, what memory is kept, where a prompt is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
-    """Builds a batch beside prompts in progress that are not in it, and keeps the memory that they still need."""
+    """Builder of one batch. It reserves the KV memory that prompts in progress outside the batch still need."""
 
     _may_cut = True
     rem_chunk_tokens: int | None
@@ -31,11 +31,11 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         unit: int = 0,
         **kwargs: Any,
     ) -> None:
-        """`lacks`: told how many tokens of memory a request needs that finds too little, while no long one is in the
-        batch. `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is
-        in the batch; None = what the chunk holds. `least`: requests with fewer new tokens have batches of their own.
-        `unit`: where streams may have taken what was kept for the prompt in progress, its chunk is cut down to what is
-        free, in multiples of this; 0 = they cannot."""
+        """`lacks`: called with the KV tokens that a request needs if too few are free and the batch has no long request
+        yet. `reserve`: KV tokens that prompts in progress outside the batch still need. `limit`: most new tokens of the
+        prompt in progress in the batch; None = what the chunk holds. `least`: requests with fewer new tokens do not
+        share a batch with larger ones. `unit`: streams can take the memory reserved for the prompt in progress, so its
+        chunk is reduced to the free memory, in multiples of this number of tokens; 0 = streams cannot."""
         super().__init__(*args, **kwargs)
         self._classes = classes
         self._lacks = lacks
@@ -44,7 +44,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         self.memory_budget.total_offset += reserve
 
     def add_chunked_req(self, req: Req) -> Req | None:
-        """The prompt in progress. One that goes on after this batch holds the one slot for cut prompts."""
+        """Add the prompt in progress. Return the prompt if it goes on afterwards: then no other prompt can be cut."""
         if self._limit is not None:
             self.chunked_req_limit = self._limit
         if self._unit and not self._has_memory(req):
@@ -56,8 +56,8 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return left
 
     def _has_memory(self, req: Req) -> bool:
-        """Cut the chunk down to the memory that is free, of windows, too; False, and no batch, where there is none:
-        streams will give theirs back."""
+        """Reduce the chunk to the free memory, also to that of sliding windows. Return False if no memory is free: then
+        no batch is built, because streams will free memory."""
         room = int(self.cur_rem_tokens) - self.per_req_token_overhead
         if self.is_hybrid_swa and room > 0:
             room = self.memory_budget.available_chunk_tokens(room) or 0
@@ -73,7 +73,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return False
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
-        """Says when memory keeps even the first long request out; short ones may have joined before it."""
+        """Add a request. Call `lacks` if memory is too small even for the first long request beside short ones."""
         tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - req.host_hit_length
         if self.can_run_list and (tokens < self._least) != (self.can_run_list[0].extend_len < self._least):
             return AddReqResult.OTHER
@@ -87,34 +87,34 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         admission = super()._select_prefill_admission(req, **kwargs)
         if isinstance(admission, AddReqResult):
             return admission
-        # Of one that is to be cut, the admission holds no more than the cut.
+        # If the request would be cut, the admission counts only the tokens before the cut.
         left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - kwargs["host_hit_length"]
         return admission if self._admits(req, left_tokens, admission.is_chunked) else AddReqResult.OTHER
 
     def add_one_req_ignore_eos(self, req: Req) -> Any:
-        """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
+        """Add an ``ignore_eos`` request if the prefix cache is off: SGLang skips ``_select_prefill_admission`` then."""
         left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
         cut = self.rem_chunk_tokens is not None and left_tokens > self.rem_chunk_tokens
         return super().add_one_req_ignore_eos(req) if self._admits(req, left_tokens, cut) else AddReqResult.OTHER
 
     def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
-        """Return True if the request may join: it has this many new tokens, and runs whole or is `cut`."""
+        """Return True if a request with `left_tokens` new tokens may join; `cut`: not all of them fit."""
         return not cut or (self._may_cut and (self.rem_chunk_tokens or 0) >= self._least)
 
 
 class WholePrefillAdder(LapsPrefillAdder):
-    """Builds a batch that preempts: nothing in it is cut, for the slot belongs to the batch that is preempted."""
+    """Builder of a preempting batch. It cuts no prompt, because the slot belongs to the preempted batch."""
 
     _may_cut = False
 
 
 class ShortPrefillAdder(WholePrefillAdder):
-    """Builds a batch of short requests. One that is short no more waits as long."""
+    """Builder of a batch of short requests. A request that is no longer short waits as a long one from then on."""
 
     def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
         if self._classes.outgrown(req, left_tokens):
             return False
         if cut and not self.can_run_list:
-            # Not even an empty batch holds it (a sliding window's cap on chunks, say).
+            # The request does not even fit in an empty batch (for example, a sliding window limits the chunk).
             self._classes.make_long(req, left_tokens)
         return not cut

@@ -1,5 +1,5 @@
-"""Receipts in the HTTP server: each gets the time that the answer took from the scheduler, and leaves with its request:
-in ``meta_info``, in a header where the client asks for one, and as attributes of its span where requests are traced."""
+"""Receipts in the HTTP server. It adds the times that the scheduler does not see, and delivers each receipt in
+``meta_info``, in a header if the client asks for one, and in the request's span if requests are traced."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sglang_laps import seams
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _HEADER = RECEIPT_HEADER.encode()
 _asked: ContextVar[list[Asked] | None] = ContextVar("laps_receipts", default=None)
-"""Receipts of the HTTP request that is served, where it asks for them."""
+"""Receipts of the current HTTP request, if its client asks for the header; else None."""
 _arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
-"""When the HTTP request that is served had come (``time.perf_counter``): SGLang's own stamp is of its parsed body."""
+"""Arrival of the current HTTP request (``time.perf_counter``). SGLang's own stamp comes after the body is parsed."""
 Message = MutableMapping[str, Any]
 
 
 def hook() -> None:
-    """Have the tokenizer manager hand receipts on; once, however often it is called."""
+    """Have the tokenizer manager deliver receipts. Further calls have no effect."""
     if seams.hooked(f"{_MANAGER}.update_request_meta_info"):
         return
     seams.hook(f"{_MANAGER}.update_request_meta_info", _came, "AROUND")
@@ -36,14 +36,14 @@ def hook() -> None:
 
 
 class Asked(NamedTuple):
-    """A receipt for a header."""
+    """A receipt for the header of a response."""
 
     receipt: dict[str, Any]
     in_time: bool
-    """True if it leaves with the first token."""
+    """True if the receipt leaves with the first token."""
 
     def as_header(self) -> bytes:
-        """The receipt as JSON, with the time until now where the first token leaves."""
+        """Return the receipt as JSON. If it leaves with the first token, first add the time until now."""
         if self.in_time:
             us = round(1e6 * (time.perf_counter() - _arrival.get())) - round(1e3 * self.receipt["ttft_ms"])
             Outside(0, us).add_to(self.receipt)
@@ -51,15 +51,15 @@ class Asked(NamedTuple):
 
 
 class Outside(NamedTuple):
-    """Time of a request that its scheduler does not see (microseconds)."""
+    """Times of a request that its scheduler does not see (microseconds)."""
 
     before: int
-    """Until its body was parsed."""
+    """Time until the body was parsed."""
     after: int
-    """From the scheduler to its answer."""
+    """Time from the scheduler to the answer."""
 
     def add_to(self, receipt: dict[str, Any]) -> dict[str, Any]:
-        """Add it to a receipt as from the scheduler; return that."""
+        """Add both times to a receipt as the scheduler sent it; return the receipt."""
         causes = receipt["causes"]
         for cause, us in (("tokenizing", self.before), ("answering", self.after)):
             if us > 0:
@@ -70,32 +70,32 @@ class Outside(NamedTuple):
 
 
 class Answered:
-    """The same of the last requests."""
+    """Times outside the scheduler of the last `most` requests."""
 
     def __init__(self, most: int = MOST) -> None:
         self._last: OrderedDict[str, Outside] = OrderedDict()
         self._most = most
 
     def add(self, rid: str, outside: Outside) -> None:
-        """Keep one more, and forget the oldest where there are too many."""
+        """Keep the times of a request; drop the oldest entry if there are more than `most`."""
         self._last[rid] = outside
         if len(self._last) > self._most:
             self._last.popitem(last=False)
 
     def complete(self, receipt: dict[str, Any]) -> dict[str, Any]:
-        """Add to a receipt what is known here; return it."""
+        """Add the stored times of its request, if any, to a receipt; return the receipt."""
         known = self._last.get(receipt["rid"])
         return receipt if known is None else known.add_to(receipt)
 
 
 answered = Answered()
-"""The answers of this process: with several, each knows its own."""
+"""Answers of this process. If several processes serve HTTP, each knows only its own answers."""
 
 
 def _came(
     original: Callable[..., Any], manager: Any, meta_info: Any, state: Any, info: Any, index: int, *more: Any
 ) -> Any:
-    """Around ``update_request_meta_info``, which would make a list of tokens of it."""
+    """Wrap ``update_request_meta_info``, which would collect receipts in a list, like values of tokens."""
     if META_KEY in info:
         for found in info[META_KEY][index] or ():
             text, state.laps_receipt_is_in_time = found
@@ -105,7 +105,7 @@ def _came(
 
 
 async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    """Around ``_stream_one_response``: the receipt goes with the first answer after it came."""
+    """Wrap ``_stream_one_response``: the first answer after a receipt has arrived carries the receipt."""
     state = kwargs["state"] if "state" in kwargs else args[2]
     async with aclosing(original(*args, **kwargs)) as answers:
         async for out in answers:
@@ -121,9 +121,9 @@ async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 def _leaves(receipt: dict[str, Any], state: Any) -> bool:
-    """Add what the scheduler does not see; return True if the first token leaves now."""
+    """Add the times that the scheduler does not see; return True if the first token leaves now."""
     created_s: float = state.time_stats.created_time
-    # With a later token, when the first one would have left is not known.
+    # If the receipt leaves with a later token, the time at which the first token left is unknown.
     in_time: bool = state.laps_receipt_is_in_time and created_s > 0.0
     before_us = round(1e6 * (created_s - (_arrival.get() or created_s)))
     after_us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"]) if in_time else 0
@@ -134,7 +134,7 @@ def _leaves(receipt: dict[str, Any], state: Any) -> bool:
 
 
 def _attributes(attributes: dict[str, Any], _: Any, state: Any, *more: Any) -> dict[str, Any]:
-    """After ``convert_to_span_attrs``: the causes as attributes of the request's span, in milliseconds."""
+    """Add the causes (milliseconds) and the `behind` ids of a receipt to what ``convert_to_span_attrs`` returned."""
     if (receipt := state.__dict__.get("laps_receipt")) is not None:
         attributes.update({f"laps.causes_ms.{cause}": ms for cause, ms in receipt["causes"].items()})
         attributes["laps.behind"] = [other["rid"] for other in receipt["behind"]]
@@ -142,8 +142,8 @@ def _attributes(attributes: dict[str, Any], _: Any, state: Any, *more: Any) -> d
 
 
 class ReceiptHeader:
-    """ASGI middleware: stamps each request as it comes. A response has the receipt in a header where its request asks
-    for it; it begins with its body then, as late as its first token."""
+    """ASGI middleware that records each request's arrival, and adds the receipt as a header if the client asks for it.
+    Such a response starts only when its body does, with the first token."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""How one forward pass is run in slices; the request for it comes just before the pass."""
+"""Interface to run one forward pass in slices, which the caller orders just before the pass."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 Pause = Callable[[float], bool]
-"""Called between two slices with the number of layers that are left, not always a whole one; returns True if anything
-else ran on the device."""
+"""Function called between two slices with the number of layers left, which can be a fraction. Returns True if another
+batch ran on the device."""
 
 
 class Order(NamedTuple):
-    """How the next pass is cut."""
+    """Division of the next pass into slices."""
 
     layers: float
-    """Size of a slice; less than one: of operators."""
+    """Layers of a slice; less than one: the slice is some operators of a layer."""
     pause: Pause
     parts: int = 0
-    """So many slices of as many layers each, the same on every rank that runs the pass; 0 = by ``layers``."""
+    """Number of slices, of about equal layers, the same on every rank that runs the pass; 0 = slices of ``layers``."""
 
 
 class Abandoned(Exception):
-    """Raised by a pause: nobody waits for the pass any more, and it is to end there."""
+    """Raised by a pause to end the pass there, because all of its requests were aborted."""
 
 
 class Cutter(Protocol):
-    """Runs passes of one model runner in slices."""
+    """Interface of an object that runs passes of one model runner in slices."""
 
     layers: int
     """Layers of the model."""
     operators: int
-    """At how many points of a layer a pass can be paused, blocks of rows aside."""
+    """Pause points in a layer, without those between blocks of rows."""
 
     @property
     def abandons(self) -> bool:
-        """Return True if a pass ends where its pause raises ``Abandoned``; its output is then no result."""
+        """Return True if a pass ends when its pause raises ``Abandoned``; the output is then not valid."""
         ...
 
     @property
     def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown, or
-        where launching is computing."""
+        """Return the shortest host time (seconds) to launch a whole pass in slices, pauses included; 0 if unknown, or
+        if the host computes the pass while it launches."""
         ...
 
     @property
     def pause_s(self) -> float:
-        """Time (seconds) that a pause in which nothing runs costs a pass; 0 if unknown, or where the device computes
-        meanwhile."""
+        """Return the time (seconds) by which a pause without work delays a pass; 0 if unknown, or if the device
+        computes during the pause."""
         ...
 
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
@@ -56,13 +56,13 @@ class Cutter(Protocol):
 
 
 class Armed:
-    """The part that every ``Cutter`` shares."""
+    """Base class with the code that every ``Cutter`` shares."""
 
     _armed: Order | None = None
 
     @property
     def abandons(self) -> bool:
-        """Return True if a pass ends where its pause raises ``Abandoned``."""
+        """Return True if a pass ends when its pause raises ``Abandoned``."""
         return False
 
     @contextmanager
@@ -75,7 +75,7 @@ class Armed:
             self._armed = None
 
     def disarm(self) -> Order | None:
-        """Return how this pass is cut; None if it runs as a whole. Passes in its pauses come here, too, and are not
-        cut."""
+        """Take the order for the pass that starts now; None = run the pass whole. Passes that run in the pauses of that
+        pass call this, too, and get None."""
         armed, self._armed = self._armed, None
         return armed

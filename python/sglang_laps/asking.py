@@ -1,5 +1,5 @@
-"""A question about receipts, on its way to the schedulers and back. It rides with SGLang's question about their
-internal state: every scheduler takes that in the pauses of a batch, too, and answers at once."""
+"""Questions about receipts to the schedulers, and their answers. A question travels inside SGLang's request for the
+internal state, because every scheduler answers that request at once, also in the pauses of a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEY = "laps_receipts"
 
 
 async def ask(manager: Any, query: Query) -> list[Mapping[str, Any]]:
-    """Ask the scheduler of each data-parallel rank; answers as of ``Receipts.answer``. `manager`: SGLang's tokenizer
-    manager. Ranks that keep nothing are left out."""
+    """Ask the scheduler of each data-parallel rank; return the answers of ``Receipts.answer``, without ranks that keep
+    no receipts. `manager`: SGLang's tokenizer manager."""
     manager.auto_create_handle_loop()
     question = GetInternalStateReq(rid=_PREFIX + msgspec.json.encode(query).decode())
     said = await manager.get_internal_state_communicator(question)
@@ -27,7 +27,7 @@ async def ask(manager: Any, query: Query) -> list[Mapping[str, Any]]:
 
 
 def answered(question: Any, receipts: Receipts | None) -> Any:
-    """Return the answer, or None where another thing is asked."""
+    """Return the answer, or None if the question is not about receipts."""
     text: str = question.rid or ""
     if not text.startswith(_PREFIX):
         return None

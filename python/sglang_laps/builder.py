@@ -1,5 +1,5 @@
-"""Around SGLang's batch builder: it is shown what the plan picked, and whatever happens in there, all is whole again
-afterwards."""
+"""Wrapper of SGLang's batch builder: shows it only the requests that the plan picked, and restores the scheduler's
+queue, slot and chunk size afterwards, also after an exception."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Builds the batches of one scheduler."""
+    """Builder of one scheduler's batches."""
 
     def __init__(
         self,
@@ -42,33 +42,33 @@ class Builder:
         mixes: bool = False,
         receipts: Receipts | None = None,
     ) -> None:
-        """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
-        `group`: plans for all data-parallel ranks; None = each for itself. `ahead`: KV tokens that requests in progress
-        will still need for what they answer, beside this part. `mixes`: a batch can have rows of streams. `receipts`:
-        are told of each decision."""
+        """`stock`: SGLang's method that builds the next batch. `cutter`: runs long batches in slices; None = no slices.
+        `group`: plans for all data-parallel ranks; None = each rank plans for itself. `ahead`: returns the KV tokens
+        that requests in progress outside a part will need for their output. `mixes`: a batch can carry rows of streams.
+        `receipts`: notified of each decision."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
         self._group, self._ahead, self._mixes, self._receipts = group, ahead, mixes, receipts
         self.adder: Any = None
-        """Makes the adder of the part that is shown; None = nothing is."""
+        """Factory of the PrefillAdder while SGLang builds from a part; None at other times."""
         self.joined: list[Any] = []
-        """Requests that SGLang has queued while it built, as their grammar is ready: no plan has seen them yet."""
+        """Requests that SGLang queued during a build because their grammar became ready. No plan has seen them yet."""
         self.begun: list[Any] = []
-        """Prompts in progress when the last plan was made. While a part is shown the slot does not tell."""
-        # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
-        # SGLang counts the one prompt in the slot, those that are parked count, too.
+        """Prompts in progress at the last plan. During a build, the slot does not show which prompts these are."""
+        # SGLang's builder logs the waiting tokens but sees only a part of the queue, so _built counts them afterwards.
+        # Parked prompts count together with the prompt in the slot.
         self._loads: Any = replace(
             scheduler.load_inquirer,
             get_waiting_queue=lambda: scheduler.waiting_queue if self.adder is None else [],
             get_chunked_req=lambda: core.chunked.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
-        # Rows are mixed where that pays (see _mixing), with --enable-mixed-chunk, too.
+        # The plan decides when rows are mixed (see _mixing), also with --enable-mixed-chunk.
         scheduler.is_mixed_chunk = False
 
     def build(
         self, running_batch: ScheduleBatch, paused: Paused | None = None, *, beside: bool = False
     ) -> NextBatchPlan:
-        """Decide and build. `paused`: a batch that waits meanwhile. `beside`: a step of all ranks does."""
+        """Decide on a batch and build it. `paused`: batch paused meanwhile. `beside`: a step of all ranks is paused."""
         sched, core, beside = self._scheduler, self._core, beside or paused is not None
         self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
@@ -87,7 +87,7 @@ class Builder:
                 self._decided(plan, lines, paused=beside, built=True)
                 return built
         self._decided(plan, lines, paused=beside, built=False)
-        # The builder also polls the grammar queue.
+        # SGLang's builder also polls the grammar queue, so call it in every round.
         built = built or self.show(Part(SHORT, []), running_batch)[0]
         again = self.joined and self._group is None and self._ranks.stages == 1
         return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
@@ -97,7 +97,7 @@ class Builder:
             self._receipts.decided(plan, lines, paused=paused, joint=self._group is not None, built=built)
 
     def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
-        """One decision: the leading rank's, on every rank."""
+        """Return the plan of this round. The leading rank decides; every rank gets the same plan."""
         core, now, plan = self._core, time.perf_counter(), Plan(())
         idle = not (lines.short or lines.long or paused)
         joint = self._group.plan(now, lines) if self._group else None
@@ -112,7 +112,7 @@ class Builder:
         return joint or plan if idle else self._ranks.agree(joint or plan)
 
     def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
-        """Return the batch that SGLang makes of the part, and the prompt that goes on after it."""
+        """Return the batch that SGLang builds from the part, and the prompt that is cut and goes on after the batch."""
         sched, core = self._scheduler, self._core
         joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
@@ -126,7 +126,7 @@ class Builder:
         reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.least
         unit = 0 if core.decode is None else core.unit
         if core.decode is not None and running_batch is not None:
-            # It says that the last part found no place. This is another.
+            # The flag says that the previous part did not fit; this is another part.
             running_batch.batch_is_full = False
         self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
@@ -144,12 +144,12 @@ class Builder:
         return built, cut
 
     def _lacks(self, tokens: int) -> None:
-        """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
+        """Record that the first long prompt found too little memory, unless the prompt exceeds even an empty pool."""
         self._core.note_lack(tokens < self._scheduler.max_total_num_tokens)
 
     def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler
-        # It looks at every request: asked of those batches alone that are to be cut.
+        # `slices.fits` refuses a batch that carries rows of streams.
         sliced = part.cls == LONG and plan.long.layers > 0 and self._cutter is not None and slices.fits(batch)
         flight = self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
         if self._group is not None:
@@ -163,7 +163,7 @@ class Builder:
 
 @contextmanager
 def _mixing(sched: Scheduler) -> Iterator[None]:
-    """SGLang mixes the running batch into a prefill batch that is built in here, as with ``--enable-mixed-chunk``."""
+    """Let SGLang mix the running batch into a prefill batch built in this context, as with ``--enable-mixed-chunk``."""
     sched.is_mixed_chunk = True
     try:
         yield
@@ -172,13 +172,13 @@ def _mixing(sched: Scheduler) -> Iterator[None]:
 
 
 def streams(running: ScheduleBatch) -> int:
-    """Requests that a decode step of this batch would serve."""
+    """Return the number of requests that a decode step of this batch would serve."""
     return 0 if running.is_prefill_only else len(running.reqs)
 
 
 def context(running: ScheduleBatch) -> int | None:
-    """Tokens that these have in all; None where SGLang mixes no rows of them into a prefill batch, as it does not where
-    one of them returns log-probabilities."""
+    """Return the total tokens of the running batch; None if SGLang mixes no rows of the batch into a prefill batch, for
+    example because a request returns log-probabilities."""
     lens = running.seq_lens_cpu
     if lens is None or running.return_logprob or any(r.beam_group is not None for r in running.reqs):
         return None

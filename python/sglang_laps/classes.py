@@ -1,4 +1,4 @@
-"""Which of the waiting requests are short: by what the prefix cache leaves to compute, looked up again as it fills."""
+"""Classes of waiting requests, by the tokens that are not in the prefix cache, looked up again as the cache fills."""
 
 from __future__ import annotations
 
@@ -22,72 +22,72 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 RELOOK = 4
-"""Waiting long requests matched against the prefix cache again after each batch: what has been computed since may have
-made them short."""
+"""Most waiting long requests that a call of ``views`` matches against the prefix cache again, each at most once after a
+batch: the tokens that the batch computed can have made a long request short."""
 
 
 @dataclass(slots=True)
 class Tag:
-    """Data that LAPS keeps with a request, on the request itself. Times are those of ``time.perf_counter``."""
+    """LAPS's data of a request, stored on the request. Times are those of ``time.perf_counter``."""
 
     since: float
-    """When it was first seen waiting."""
+    """Time when the request was first seen waiting."""
     arrival: float
-    """When it reached the server."""
+    """Time when the request reached its scheduler."""
     slo_s: float | None = None
-    """The default is that of the class it had then."""
+    """Deadline for the first token, in seconds after arrival. The default is that of the class when first seen."""
     new_tokens: int = 0
-    """To prefill when last looked up."""
+    """Tokens to prefill at the last lookup in the prefix cache."""
     history: int = 0
-    """Cached tokens."""
+    """Cached tokens at that lookup."""
     at_least: int = 0
-    """Counts for its class as so many tokens or more."""
+    """Least number of tokens that count for the class."""
     chunk_s: float = 0.0
-    """When its last chunk was built; read of a prompt in progress only."""
+    """Time when the last chunk was built; valid only for a prompt in progress."""
     looked: int = -1
-    """Batch count at its last look into the prefix cache."""
+    """Number of batches built before the last lookup in the prefix cache."""
     prompt: Prompt | None = None
     """The prompt as a group of data-parallel ranks last saw it."""
     runs: list[Run] = field(default_factory=list)
-    """Batches that it is in, where receipts are kept."""
+    """Batches with this request, if receipts are kept."""
     quoted: Quoted | None = None
-    """Time to first token that was predicted when it came."""
+    """Time to first token that was predicted on arrival."""
 
     @property
     def deadline_s(self) -> float | None:
-        """When its first token is due at the scheduler."""
+        """Return the time when the first token is due at the scheduler; None = no deadline."""
         return due_s(self.arrival, self.slo_s)
 
 
 class Classes:
-    """The two views over the one list of waiting requests."""
+    """Two views, short and long, of the one list of waiting requests."""
 
     def __init__(
         self, config: LapsConfig, threshold: int, cached: Callable[[Any], int], clock: Callable[[], float]
     ) -> None:
-        """`threshold`: longest short request to start with (tokens). `cached`: looks a request up in the prefix cache
-        (tokens found). `clock`: seconds."""
+        """`threshold`: longest short request at the start (tokens). `cached`: looks a request up in the prefix cache
+        and returns the tokens found. `clock`: returns seconds."""
         self._config = config
         self._cached, self._clock = cached, clock
         self._dual: DualQueue[Req] = DualQueue()
         self.threshold = threshold
         self.lengths = LengthCount()
-        """Lengths of all requests, each as it was when it was first seen."""
+        """Lengths of all requests, each as first seen."""
         self.batches = 0
-        """Built so far: what a look into the prefix cache was before or after."""
+        """Batches built so far. A lookup in the prefix cache is out of date if this has grown since."""
         self.new_shorts = 0
-        """Short requests seen for the first time since somebody set this to 0."""
+        """Short requests seen for the first time since a caller last set this to 0."""
         self.watch: Callable[[Req, Tag, ClassName], None] | None = None
-        """Told of each request that was looked up in the prefix cache: when it comes, and again."""
+        """Callback after each lookup of a request in the prefix cache: the first one and later ones."""
 
     def of(self, req: Req) -> ClassName:
-        """Return the class of a request; one seen for the first time is tagged."""
+        """Return the class of a request. Tag the request if it is seen for the first time."""
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
             now = self._clock()
             tag = req.laps_tag = Tag(now, deadlines.arrival(req, now))
             self._look(req, tag)
-            # One that was retracted has had its first token.
+            # A retracted request has already had its first token.
             again = getattr(req, "retraction_count", 0)
             tag.slo_s = None if again else deadlines.slo_s(req, self._config, self._class(tag))
             self.lengths.add(max(1, req.seqlen - tag.history), tag.history)
@@ -105,7 +105,7 @@ class Classes:
             self.watch(req, tag, self._class(tag))
 
     def views(self, queue: list[Req]) -> Views[Req]:
-        """Return a view of the waiting requests of each class; read only."""
+        """Return a read-only view of the waiting requests of each class."""
         views = self._dual.views(queue, self.of)
         if self._config.length_basis == "prompt":
             return views
@@ -119,33 +119,33 @@ class Classes:
         return views
 
     def use_threshold(self, tokens: int) -> None:
-        """From now on this is the longest short request; 0 = no change."""
+        """Set the length of the longest short request; 0 = no change."""
         if tokens and tokens != self.threshold:
             self.threshold = tokens
             self._dual.forget()
 
     def outgrown(self, req: Req, left_tokens: int) -> bool:
-        """Return True if a request that waited as short has more than that to prefill by now (its prefix was evicted);
-        it then waits as long."""
+        """Return True if a request that waited as short now has too many tokens left to prefill, because its prefix was
+        evicted. The request then waits as long."""
         if left_tokens <= self.threshold:
             return False
         self.make_long(req, left_tokens)
         return True
 
     def make_long(self, req: Req, left_tokens: int) -> None:
-        """Have a request with so much to prefill wait as long, at least until the next batch."""
+        """Let a request with `left_tokens` tokens to prefill wait as long, at least until the next batch."""
         tag: Tag = req.laps_tag
         tag.new_tokens, tag.history = left_tokens, max(0, req.seqlen - left_tokens)
         tag.at_least, tag.looked = self.threshold + 1, self.batches
         self._dual.forget()
 
     def took(self, cls: ClassName, gone: set[int], left: Sequence[Req]) -> None:
-        """Requests with these ids were batched; `left` wait on."""
+        """Record that the requests with the ids in `gone` are in a batch; the requests `left` still wait."""
         self._dual.took(cls, gone, left)
 
     def seen(self, queue: list[Req], now: float) -> dict[str, list[Tag]]:
-        """By class, for the status, which changes nothing: a request that no round has looked at yet (the server may be
-        paused) counts in full."""
+        """Return the tags of waiting requests by class, for the status, without changing anything. A request that no
+        round has seen yet (the server may be paused) counts with all of its tokens."""
 
         def tag_of(req: Req) -> Tag:
             known: Tag | None = getattr(req, "laps_tag", None)

@@ -1,7 +1,7 @@
-"""Servers that prefill and decode: in the pauses of a long batch run decode steps, and short batches whose requests
-then stream along. A batch in one piece may have a row of each stream: then it is both.
+"""Servers that prefill and decode. In the pauses of a long batch, decode steps run, and short batches whose requests
+then become streams. A batch that runs whole can carry a row of each stream: then the batch is a decode step, too.
 
-All else is as on a prefill server (``pauses``). To the rest of SGLang it is one prefill batch that takes long.
+Everything else is as on a prefill server (``pauses``). The rest of SGLang sees one prefill batch that takes long.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 COORDINATION = "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"
-"""With it ranks draft and verify in a step in which others prefill."""
+"""SGLang's variable that lets ranks draft and verify in a step in which other ranks prefill."""
 
 
 def why_not(scheduler: Scheduler) -> str | None:
-    """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
+    """Return why LAPS is off on a server that prefills and decodes, or None. The same on every rank."""
     alone = group.why_not(scheduler)
     if scheduler.is_generation and alone and (reason := no_slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
@@ -47,13 +47,13 @@ def why_not(scheduler: Scheduler) -> str | None:
 
 
 def _coordinates() -> bool:
-    flag = getattr(envs, COORDINATION, None)  # SGLang 0.5.22 has none
+    flag = getattr(envs, COORDINATION, None)  # not in SGLang 0.5.22
     return flag is not None and bool(flag.get())
 
 
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
-    """KV tokens that prompts in progress and in paused batches will need for what they answer, as SGLang estimates it
-    of those that are decoded already."""
+    """Return the KV tokens that prompts in progress (without the one in `part`) and in paused batches will need for
+    their output, by SGLang's estimate for requests that are being decoded."""
     begun = [*core.chunked.in_progress(scheduler.chunked_req).reqs, *(r for f in core.under_way for r in f.reqs)]
     ratio = scheduler.new_token_ratio_tracker.current
 
@@ -65,13 +65,13 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
 
 
 def mixes(scheduler: Scheduler) -> bool:
-    """Return True if SGLang can mix rows of streams into a prefill batch, as with ``--enable-mixed-chunk``. Where it
-    cannot, streams have steps of their own alone. The same on every rank."""
+    """Return True if SGLang can mix rows of streams into a prefill batch, as with ``--enable-mixed-chunk``. If not,
+    streams only have steps of their own. The same on every rank."""
     execution = get_exec()
     refused = (
-        # Ranks that plan together count no rows.
+        # The joint plan of data-parallel ranks does not count rows.
         group.why_not(scheduler) is None,
-        # A row has no draft.
+        # A mixed row has no draft tokens.
         not scheduler.spec_algorithm.is_none(),
         execution.kernel.dsa_prefill_backend == "flashmla_sparse_q8",
         execution.features.enable_encoder_swa_bounded_replay,
@@ -82,16 +82,16 @@ def mixes(scheduler: Scheduler) -> bool:
 
 
 def _ends_early(req: Any) -> bool:
-    """Return True if an aborted request needs nothing of the pass that it is in."""
+    """Return True if a request was aborted and needs nothing from its current pass."""
     plain = req.session is None and req.beam_group is None and not req.return_sampling_mask
     return plain and isinstance(req.to_finish, FINISH_ABORT)
 
 
 class Colocated(Pauses):
-    """The pauses of one scheduler that decodes, too."""
+    """Pauses of one scheduler that also decodes."""
 
     def retract_parked(self) -> None:
-        """Prompts between two chunks begin anew: the server pauses for new weights, say."""
+        """Queue all parked prompts again from their start, for example because the server pauses for new weights."""
         sched, parked = self._scheduler, self._core.chunked.take_parked()
         if not parked:
             return
@@ -107,30 +107,30 @@ class Colocated(Pauses):
             sched._add_request_to_queue(req)
 
     def adapters_in_use(self) -> set[str | None]:
-        """Also adapters of prompts in progress: streams may run in a pause of their next chunk."""
+        """Include the adapters of prompts in progress: streams can run in a pause of a prompt's next chunk."""
         return self.adapters() | {r.lora_id for r in self._builder.begun}
 
-    # -- what differs in a pause
+    # -- differences in a pause
 
     def _nobody_waits(self, flight: Flight) -> bool:
-        """All of its requests were aborted: it ends, and its memory is free as soon as the event loop has seen it."""
+        """Return True if all requests were aborted, so that the pass can end. The event loop then frees its memory."""
         batch = flight.batch
-        # For these SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
+        # In these cases SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
         if batch.return_logprob or batch.return_hidden_states or not all(map(_ends_early, flight.reqs)):
             return False
         for req in flight.reqs:
-            # Its KV is no prefix of anybody's: some layers are missing.
+            # The KV lacks some layers, so it must not become a prefix of another request.
             req.discard_output_reason = req.to_finish
         return True
 
     def _next(self, paused: Paused) -> Any:
-        # Rows of the running batch may be mixed into a prefill batch.
+        # Rows of the running batch can be mixed into a prefill batch.
         with self._no_results_queued():
             batch = super()._next(paused)
         return self._decode_step() if batch is None and self._core.decodes else batch
 
     def _launch(self, batch: Any) -> Any:
-        # A verification first has grammars follow what is queued.
+        # A verify step first advances grammars over the queued results.
         with self._no_results_queued():
             return super()._launch(batch)
 
@@ -141,10 +141,10 @@ class Colocated(Pauses):
         return []
 
     def _moves_on(self) -> None:
-        """Nobody waits for another server."""
+        """Do nothing, because no request waits for another server."""
 
     def _settled(self, batch: Any) -> None:
-        """Requests of a prefill batch stream along from now on: the event loop merges the paused batch alone."""
+        """Merge a prefill batch into the running batch. The event loop itself merges only the paused batch."""
         if not batch.forward_mode.is_extend():
             return
         batch.filter_batch()
@@ -156,11 +156,11 @@ class Colocated(Pauses):
             running.merge_batch(batch)
 
     def _decode_step(self) -> Any:
-        """The running batch, ready for a step, or None."""
+        """Return the running batch, ready for a decode step, or None."""
         running = self._scheduler.running_batch
         running.filter_batch()
         if not streams(running) or (len(running.reqs) == 1 and not running.check_decode_mem()):
-            # SGLang would abort the last one, though the paused batch will give memory back.
+            # SGLang would abort the only stream, although the paused batch will free memory.
             return None
         with self._no_results_queued():
             batch = self._scheduler.update_running_batch(running)
@@ -168,8 +168,8 @@ class Colocated(Pauses):
 
     @contextmanager
     def _no_results_queued(self) -> Iterator[None]:
-        """Results that are queued count for whoever ends by them, and for grammars. All of them are processed
-        already."""
+        """Hide the queued results from SGLang, which would let requests end and grammars advance by them. All of these
+        results have already been processed."""
         sched = self._scheduler
         if not sched.enable_overlap:
             yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler as Stock
 else:
-    Stock = object  # the class it is mixed into
+    Stock = object  # the class that the mixin extends
 
 _SCHEDULER = "managers.scheduler.Scheduler"
 _DRAFTS = (
@@ -22,18 +22,18 @@ _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 
 
 class Release(NamedTuple):
-    """Differences of one release from the newest."""
+    """Differences between one release and the newest."""
 
     says: Mapping[str, str]
-    """``Seam.says`` by name, where it is another."""
+    """Values of ``Seam.says`` that differ, by name."""
     guards_early_send: bool
-    """SGLang #44070: KV of a cached prefix is not sent before its host tier has loaded it."""
+    """True with SGLang #44070: KV of a cached prefix is not sent before the host tier has loaded it."""
     asks_for_nccl: bool
-    """A platform can say that it has no NCCL."""
+    """True if a platform can say that it has no NCCL."""
     drafts_in_pauses: bool
-    """Speculative decoding in the pauses of a server without disaggregation was tested."""
+    """True if speculative decoding in the pauses of a server without disaggregation was tested."""
     lacks: frozenset[str] = frozenset()
-    """Names that it does not have; LAPS goes without."""
+    """Names that are missing in this release; LAPS works without them."""
 
 
 RELEASES: dict[str, Release] = {
@@ -48,27 +48,27 @@ RELEASES: dict[str, Release] = {
         guards_early_send=False,
         asks_for_nccl=False,
         drafts_in_pauses=False,
-        # A request that ends while it waits has no receipt, and drafts are not verified without a GPU.
+        # So a request that ends while it waits has no receipt, and drafts are not verified without a GPU.
         lacks=frozenset({f"{_SCHEDULER}.send_abort_output", *(f"speculative.{name}" for name in _DRAFTS)}),
     ),
     "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True, drafts_in_pauses=True),
 }
-"""The releases that are supported, the newest last: the table of seams (``seams``) has its names."""
+"""Supported releases, the newest last. The table in ``seams`` has the names of the newest release."""
 
 
 @cache
 def installed() -> str:
-    """Release of SGLang that is installed. Raises PackageNotFoundError."""
+    """Return the installed release of SGLang. Raises PackageNotFoundError."""
     return version("sglang")
 
 
 def release() -> Release:
-    """Row of the installed release; of the newest, if it is not supported."""
+    """Return the row of the installed release, or of the newest if the installed one is not supported."""
     return RELEASES.get(installed(), list(RELEASES.values())[-1])
 
 
 class EarlySendGuard(Stock):  # type: ignore[misc]
-    """Adds #44070 to a scheduler: a paused batch's load may still write a prefix that a preempting one has found."""
+    """Mixin with #44070: the load of a paused batch may still write a prefix that a preempting batch has found."""
 
     laps: Any
     _laps_loads = False
@@ -79,9 +79,9 @@ class EarlySendGuard(Stock):  # type: ignore[misc]
         return super().run_batch(batch, *args, **kwargs)
 
     def maybe_send_cached_prefix_chunk(self, req: Any, *args: Any, **kwargs: Any) -> None:
-        """Send a cached prefix early, if it is there; what is sent after the forward pass has it otherwise."""
+        """Send a cached prefix early if no load is under way; otherwise the send after the forward pass includes it."""
         held = req.pending_bootstrap
-        # What is not bootstrapped is not sent, and all else is noted of it.
+        # SGLang does not send a request that is not bootstrapped, and does the rest of its bookkeeping.
         req.pending_bootstrap = held or self._laps_loads
         try:
             super().maybe_send_cached_prefix_chunk(req, *args, **kwargs)
@@ -90,5 +90,5 @@ class EarlySendGuard(Stock):  # type: ignore[misc]
 
 
 def bases() -> tuple[type, ...]:
-    """Classes to mix into the scheduler of the installed release."""
+    """Return the classes to mix into the scheduler of the installed release."""
     return () if release().guards_early_send else (EarlySendGuard,)

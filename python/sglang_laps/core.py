@@ -1,7 +1,7 @@
-"""The state of one scheduler under LAPS: who waits, who is in progress, what is on the device.
+"""State of one scheduler under LAPS: waiting requests, prompts in progress, batches on the device.
 
-It knows requests by a few of their fields, and SGLang not at all. ``Scheduler.waiting_queue`` stays the only list of
-waiting requests.
+This module uses a few fields of requests and of batches, and nothing else of SGLang. ``Scheduler.waiting_queue`` stays
+the only list of waiting requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_laps.priority import Priority, as_paused
 
 
 class LapsCore:
-    """Decides what SGLang's batch builder is shown, and counts what was done. Times are seconds of one clock."""
+    """Selection of the requests that SGLang's batch builder sees, and statistics. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -36,26 +36,26 @@ class LapsCore:
         decode: Decode | None = None,
         now: float = 0.0,
     ) -> None:
-        """`unit`: a cut prompt ends on a multiple of this, `page`: of the KV cache (tokens). `priority`: of a request,
-        smaller first; None = the server does not schedule by it. `decode`: None = it only prefills."""
+        """`unit`: a cut prompt ends on a multiple of this (tokens). `page`: KV page size (tokens). `priority`: returns
+        a request's priority, smaller first; None = no priorities. `decode`: None = the server only prefills."""
         self.pacer, self.classes, self.decode = pacer, classes, decode
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
         self.abandoned = 0
-        """Batches that ended in a pause, for nobody waited for them any more."""
+        """Batches that ended in a pause because all of their requests were aborted."""
         self.chunked = Chunked()
         self.under_way: list[Flight] = []
-        """Batches that are run in slices, the one that runs now last."""
+        """Batches that run in slices; the last in the list runs now."""
         self.lacking = False
-        """The first long prompt found too little memory when it was last tried."""
+        """True if the first long prompt found too little memory at the last try."""
         self.holding = False
-        """A short batch is held back, or other long prompts are to be looked at: the next round is not to wait."""
+        """True if a short batch is held back, or other long prompts must be tried: the next round must not wait."""
         self.decodes = False
-        """A decode step goes first, or in the batch that is built, or else in its place."""
+        """True if the plan asks for a decode step: first, as rows of the next batch, or alone if no batch is built."""
         self._next: Flight | None = None
         self._not_ready: list[Req] = []
-        """Long prompts that the builder has passed over since the last batch, though there was memory: what the storage
-        holds of them, or their adapter, is on its way."""
+        """Long prompts that the builder has skipped since the last batch although memory was free: their KV from the
+        storage, or their adapter, is still loading."""
         self.unit, self.page, self._priority = unit, page, Priority(priority)
         self._flights: dict[int, Flight] = {}
 
@@ -63,11 +63,11 @@ class LapsCore:
 
     @property
     def in_flight(self) -> list[Flight]:
-        """Batches whose results are still to be processed, but for what is paused."""
+        """Return the batches whose results are not processed yet, without paused batches."""
         return list(self._flights.values())
 
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
-        """Return the lines of waiting requests, with this prompt in the slot."""
+        """Return the requests that the next plan can pick from; `slot`: the prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
         begun = [r for r in self.chunked.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
@@ -80,8 +80,8 @@ class LapsCore:
     def decide(
         self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool, sent: Sequence[Req] = ()
     ) -> Plan:
-        """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back. `sent`:
-        prompts that are done, and are being fetched."""
+        """Return the plan for the next batch; for the leading rank only. `frees_memory`: work is under way that will
+        free memory. `sent`: finished prompts whose KV is being transferred."""
         short, long, begun = lines
         running = self._running() if paused is None else []
         self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
@@ -100,13 +100,13 @@ class LapsCore:
         )
         if self.decode is None:
             return plan
-        # The overlap loop asks while a batch runs: what is decided begins when that ends.
+        # The overlap loop decides while a batch runs: the next batch starts when that one ends.
         begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
         apart = urgent is not None or self.lacking
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart)
 
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
-        """Return the class of the work that will give memory back, long before short; None if there is none."""
+        """Return the class of the work that will free memory, long before short; None if no work will."""
         flights = (*self.in_flight, *self.under_way)
         if self.chunked.parked or any(flight.cls == LONG for flight in flights):
             return LONG
@@ -115,38 +115,38 @@ class LapsCore:
         return SHORT if frees_memory or flights else None
 
     def decided(self, plan: Plan) -> None:
-        """Record what the plan, the same on every rank, asks of this round."""
+        """Apply the plan, which is the same on every rank, to this round."""
         self.holding, self.decodes = plan.held == "window", bool(plan.decode)
         self.classes.use_threshold(plan.threshold)
 
     def nothing_waits(self, now: float) -> None:
-        """A round without work, nothing being paused."""
+        """Record a round without work and without a paused batch."""
         self.pacer.arrived(now, 0, busy=bool(self._running()))
         self.pacer.nothing_waits()
 
     def _running(self) -> list[Flight]:
-        """Batches that run while the next one is decided: one at most, where decisions are put off, for there launches
-        are timed; none elsewhere."""
+        """Return the batches that run while the next one is decided: at most one. Empty unless decisions are put off,
+        because only then launches are timed."""
         return self.in_flight if self.pacer.sizes.lead_s else []
 
     def look(self, now: float, queue: list[Req]) -> float:
-        """Look at what waits while a batch runs; until when the decision on the next one is put off."""
+        """Look at the waiting requests while a batch runs. Return the time until which the next decision is put off."""
         self.classes.views(queue)
         shorts, self.classes.new_shorts = self.classes.new_shorts, 0
         self.pacer.arrived(now, shorts, busy=True)
         return self.pacer.put_off(now, self.in_flight)
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
-        """Return what is paused between two slices of `flight`, with `layers_left` of all `layers` to go."""
+        """Return the state of `flight` in a pause, with `layers_left` of its `layers` still to run."""
         return as_paused(flight, self.under_way, self.pacer, self._priority, layers_left, layers)
 
     # -- what the batch builder is shown
 
     def parts(self, plan: Plan, lines: Lines, *, beside: bool) -> Iterator[Part]:
-        """Yield what to show the builder; the next if the one before has no room.
+        """Yield the parts to show the builder, each next one if no batch was built from the part before.
 
-        `beside`: a batch is paused. Then only what was picked, for the builder would fill a whole chunk, and no prompt
-        in progress on its own, for it would be cut.
+        `beside`: a batch is paused. Then a part holds only picked requests, because the builder would fill a whole
+        chunk, and no prompt in progress is tried alone, because it would be cut.
         """
         for cls in plan.order:
             if cls == SHORT:
@@ -163,32 +163,32 @@ class LapsCore:
             carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
             self._passed_over([r for r in picked if r is not first], lines)
-            # A prompt in progress has its memory: it can go on where another cannot start.
+            # Memory is reserved for a prompt in progress, so it can go on even if another prompt cannot start.
             for req in lines.begun if not beside else ():
                 if req is not first:
                     yield Part(LONG, [], req, plan.long.tokens, whole=False)
 
     def note_lack(self, lacking: bool) -> None:
-        """Record if the first long prompt found too little memory as it was tried."""
+        """Record whether the first long prompt found too little memory."""
         self.lacking = lacking
 
     def _passed_over(self, picked: list[Req], lines: Lines) -> None:
-        """The builder made nothing of these: until a batch runs, or all were tried, others are looked at."""
+        """Skip the picked prompts, of which the builder made no batch, until a batch runs or all prompts were tried."""
         if self.lacking:
-            # No batch may run before one of those does.
+            # Perhaps no batch can run before one of the skipped prompts does.
             self._not_ready = []
         elif picked:
-            # The overlap loop asks again at once, and not only when something comes or ends.
+            # Then the overlap loop asks again at once, and not only when a request arrives or a batch ends.
             self.holding = len(lines.long) - len(lines.begun) > len(picked)
             self._not_ready = [*self._not_ready, *picked] if self.holding else []
 
     def reserve(self, part: Part, slot: Req | None) -> int:
-        """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
+        """Return the KV tokens that prompts in progress outside this part need to go on."""
         others = [r for r in self.chunked.in_progress(slot).reqs if r is not part.slot]
         return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self.page for r in others)
 
     def shown(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
-        """All that wait after the builder was shown `part` and has `left` these of it."""
+        """Return all waiting requests after the builder was shown `part` and has `left` some of its requests."""
         gone, added = changes(part.queue, left)
         if gone:
             waiting = without(waiting, gone)
@@ -200,14 +200,14 @@ class LapsCore:
     def built(
         self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float, *, sliced: bool
     ) -> Flight:
-        """The builder has made a batch of `part`; `cut` goes on after it and has the slot. `begun`: as in Lines.
+        """Record the batch that was built from `part`; return its flight. `cut` goes on afterwards and has the slot.
 
-        `sliced`: it can be run in slices.
+        `begun`: as in Lines. `sliced`: the batch can run in slices.
         """
         rows = len(batch.decoding_reqs or ()) if part.carries else 0
         reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
-            # Those that had no part in it are parked.
+            # Prompts in progress that are not in the batch are parked.
             self.chunked.built([r for r in begun if r is not part.slot and r is not cut], cut)
         self.classes.batches += 1
         self._not_ready = []
@@ -233,26 +233,26 @@ class LapsCore:
         return self._next
 
     def idle(self, batch: Any) -> Flight:
-        """A step of all ranks in which this one has nothing to compute."""
+        """Return the flight of a step of all ranks in which this rank has nothing to compute."""
         return Flight(cls=SHORT, shape=[], within=bool(self.under_way), batch=batch, reqs=[], cut=None, stock=False)
 
     def take_next(self) -> Flight | None:
-        """Take the batch that was built and is not on the device yet; None if there is none."""
+        """Take the batch that was built last, before its launch; None if it was taken already."""
         flight, self._next = self._next, None
         return flight
 
     def sent(self, batch: Any, flight: Flight) -> None:
-        """This batch goes to the device. Its result comes with the batch or with a copy, which has the same number."""
+        """Record a launched batch. Its result comes with that batch or a copy, which has the same ``forward_iter``."""
         self._flights[batch.forward_iter] = flight
         if flight.rows and self.decode is not None:
             self.decode.sent()
 
     def flight_of(self, batch: Any) -> Flight | None:
-        """Batch that was sent under this number; asked once."""
+        """Remove and return the flight of this batch; None if the batch has no flight."""
         return self._flights.pop(batch.forward_iter, None)
 
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
-        """Record that the result of a flight is processed; return what it did for each class."""
+        """Record that the result of a flight is processed; return the totals of the flight by class."""
         below = self.under_way[-1] if self.under_way else None
         took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
         self.abandoned += flight.abandoned
@@ -260,7 +260,7 @@ class LapsCore:
             end = flight.done or now
             self.decode.ran(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
         for cls, req in flight.served():
-            # A request that was retracted before its result was processed has no answer, and waits anew.
+            # A request that was retracted before its result was processed has no answer, and waits again.
             if req is not flight.cut and req.laps_tag is not None:
                 self.pacer.slo.record(now, cls, now - req.laps_tag.arrival, req.laps_tag.slo_s)
         done = flight.totals()
@@ -269,8 +269,8 @@ class LapsCore:
         return done
 
     def decoded(self, begin: float, end: float, *, streams: int, within: bool, beside: bool = False) -> None:
-        """A decode step had the device. `within`: in a pause of the batch that was paused last. `beside`: other ranks
-        prefilled in it."""
+        """Record a decode step that occupied the device. `within`: in a pause of the batch that was paused last.
+        `beside`: other ranks prefilled in the same step."""
         if self.decode is None:
             return
         self.decode.ran(begin, end, streams=streams, within=within, rows_s=0.0 if beside else None)
@@ -279,7 +279,7 @@ class LapsCore:
 
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
-        """A batch is run in slices while the context lasts."""
+        """List `flight` as a batch that runs in slices while the context lasts."""
         self.under_way.append(flight)
         try:
             yield

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``SamplingParams.verify``: a bad deadline is a bad request. Raises ValueError; SGLang answers it 400."""
+    """Wrap ``SamplingParams.verify``: raise ValueError for a bad deadline, which SGLang answers with status 400."""
     own = _own(params.custom_params)
     if own is not None and not deadline.valid(own):
         raise ValueError(f"sampling_params.custom_params.{FIELD}: {reprlib.repr(own)} is not {deadline.RANGE}")
@@ -25,9 +25,9 @@ def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any)
 
 
 def slo_s(req: Req, config: LapsConfig, kind: ClassName) -> float | None:
-    """Seconds a request of this class may take to its first token; None = no deadline.
+    """Return the seconds that a request of this class may take to its first token; None = no deadline.
 
-    Not every way into a scheduler passes ``verify`` (``sgl.Engine`` does not): a bad deadline counts as none here.
+    Some requests reach a scheduler without ``verify`` (from ``sgl.Engine``): here a bad deadline is ignored.
     """
     own = _own(req.sampling_params.custom_params)
     return own / 1e3 if deadline.valid(own) else config.deadline_s(kind)
@@ -38,9 +38,9 @@ def _own(custom: Any) -> Any:
 
 
 def arrival(req: Req, now: float) -> float:
-    """When the request reached its scheduler (``time.perf_counter`` of this process); ``now`` where that is unknown.
+    """Return when the request reached its scheduler (``time.perf_counter`` of this process); ``now`` if unknown.
 
-    SGLang writes 0.0 for a time that it does not know. That is no time: the clock may have begun a minute ago.
+    SGLang writes 0.0 for an unknown time. It cannot count as a time, because the clock may have started a minute ago.
     """
     received: float = req.time_stats.scheduler_recv_time
     return received if 0.0 < received <= now else now

@@ -1,4 +1,4 @@
-"""Errors of LAPS's routes, in the form of SGLang's."""
+"""Errors of LAPS's HTTP routes, in SGLang's format."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import msgspec
 
 
 def error(code: int, text: str) -> tuple[int, bytes]:
-    """Return the status and the body (JSON) of an answer that is an error."""
+    """Return the status and the body (JSON) of an error response."""
     return code, msgspec.json.encode({"error": {"message": text, "code": code}})

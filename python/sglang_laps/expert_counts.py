@@ -1,5 +1,5 @@
-"""Counts of how often each expert is chosen, from which SGLang places experts anew (--enable-eplb) and which it records
-(--expert-distribution-recorder-mode). It counts one pass at a time: those of a paused pass are kept until it goes on.
+"""Counts of how often each expert is chosen. SGLang rebalances experts by these counts (--enable-eplb) and records them
+(--expert-distribution-recorder-mode), one pass at a time. The counts of a paused pass are kept until the pass goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_r
 from sglang.srt.utils.common import Withable
 
 Counts = list[tuple[Any, dict[str, Any]]]
-"""Counters of SGLang, and the tables and lists of each so far."""
+"""SGLang's counters, each with a copy of its tables and lists."""
 
 
 def hold() -> Counts:
@@ -33,11 +33,11 @@ def _copies(gatherer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def put_back(counts: Counts) -> None:
-    """The pass goes on from these counts; others have been there since."""
+    """Restore the counts of a paused pass, because other passes have changed the counters since."""
     for gatherer, values in counts:
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                # A graph that was captured counts in this very table.
+                # A captured graph counts in this tensor, so it must stay the same object.
                 getattr(gatherer, name).copy_(value)
             else:
                 setattr(gatherer, name, value)
@@ -45,10 +45,10 @@ def put_back(counts: Counts) -> None:
 
 @contextmanager
 def aside(runner: Any) -> Iterator[None]:
-    """Passes in a pause count, but do not place experts anew: what is paused would meet others in the middle."""
+    """Let passes in a pause count experts but not rebalance them: the paused pass would go on with moved experts."""
     recorder = vars(get_global_expert_distribution_recorder())
     held, manager = dict(recorder), getattr(runner, "eplb_manager", None)
-    # SGLang allows for one pass, and one layer of it, at a time.
+    # SGLang's recorder can be in only one pass, and one layer of the pass, at a time.
     recorder.update({name: Withable() for name, value in held.items() if isinstance(value, Withable)})
     runner.eplb_manager = None
     try:

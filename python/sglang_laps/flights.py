@@ -1,4 +1,4 @@
-"""Parts of a queue that one scheduler's batch builder is shown, and the batches that it has made of them."""
+"""Parts of the queue that one scheduler's batch builder is shown, and the batches built from these parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sglang_laps.classes import Tag
 
 
 class Lines(NamedTuple):
-    """Requests that wait in one round."""
+    """Waiting requests of one round."""
 
     short: list[Req]
     long: list[Req]
-    """Prompts in progress, then those that wait: what the plan may pick from."""
+    """Prompts in progress, then waiting long prompts: the list that the plan picks from."""
     begun: list[Req]
-    """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
+    """Prompts between two of their chunks, the prompt in the slot first; without prompts cut by a paused batch."""
 
 
 @dataclass(slots=True)
@@ -31,17 +31,17 @@ class Part:
     queue: list[Req]
     """Waiting requests."""
     slot: Req | None = None
-    """A prompt in progress."""
+    """Prompt in progress, if the part has one."""
     tokens: int = 0
-    """New tokens of a long batch; 0 = what the server's chunk holds."""
+    """New tokens of a long batch; 0 = as many as the server's chunk holds."""
     whole: bool = True
-    """Nothing may be cut."""
+    """True if no request may be cut."""
     carries: bool = False
-    """The batch has a row of each stream."""
+    """True if the batch carries a row of each stream."""
 
     def limit(self, unit: int, page: int) -> int | None:
-        """Return the most new tokens of the prompt in progress, the only one that is cut: what the requests before it
-        leave, if they all run whole; None = any. `unit`, `page`: see LapsCore."""
+        """Return the most new tokens of the prompt in progress, the only request that is cut: the tokens left when all
+        queued requests run whole; None = no limit. `unit`, `page`: see LapsCore."""
         left = self.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in self.queue)
         return left // unit * unit if self.slot is not None and left >= unit else None
 
@@ -52,35 +52,35 @@ class Flight(Running):
 
     batch: Any
     reqs: list[Req]
-    """Requests whose prompts are prefilled."""
+    """Requests whose prompts are prefilled, without rows of streams."""
     cut: Req | None
-    """The prompt that goes on after it."""
+    """Prompt that goes on after this batch."""
     layers: int = 0
-    """Layers of a slice; 0 = the pass runs in one piece."""
+    """Layers per slice; 0 = the pass runs whole."""
     parts: int = 1
-    """Slices of a layer."""
+    """Slices per layer, if one layer takes longer than a slice should."""
     lasted_s: float = 0.0
-    """Device time that it had, once its result is processed."""
+    """Device time of the batch (seconds), known once its result is processed."""
     abandoned: bool = False
-    """True if the pass ended in a pause, as all of its requests were aborted."""
+    """True if the pass ended in a pause because all of its requests were aborted."""
     round: int = 0
-    """Round of a group of data-parallel ranks in which it was built."""
+    """Round of the group of data-parallel ranks in which the batch was built."""
     marks: tuple[Any, Any] = (None, None)
-    """Begin and end of the pass on the device, where the host does not see them."""
+    """Device events at the start and the end of the pass, if the host cannot see these times."""
     run: Run | None = None
-    """The same for receipts, where they are kept."""
+    """Record of the batch for receipts, if receipts are kept."""
 
     @property
     def rows(self) -> int:
-        """Streams that have a row in it, after ``reqs``."""
+        """Return the number of streams that have a row in the batch, after ``reqs``."""
         return len(self.shape) - len(self.reqs)
 
     def served(self) -> list[tuple[ClassName, Req]]:
-        """Return the requests whose prompts it has prefilled, each with its class."""
+        """Return the requests whose prompts the batch has prefilled, each with its class."""
         return [] if self.abandoned else [(SHORT if i in self.short else LONG, r) for i, r in enumerate(self.reqs)]
 
     def totals(self) -> dict[ClassName, Totals]:
-        """Return what it has done for each class; call it once its result is processed."""
+        """Return the totals of the batch by class; call this once the result is processed."""
         done = {self.cls: Totals()} if self.abandoned else dict[ClassName, Totals]()
         for (cls, _), (new, _) in zip(self.served(), self.shape, strict=False):
             done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
@@ -91,7 +91,7 @@ class Flight(Running):
 
 @dataclass(slots=True)
 class Totals:
-    """Since-start counters of one class; each is a key of the status and a series (``status._COUNTERS``)."""
+    """Counters of one class since start; each is a key of the status and a series (``status._COUNTERS``)."""
 
     batches: int = 0
     requests: int = 0
@@ -99,7 +99,7 @@ class Totals:
     busy_s: float = 0.0
 
     def add(self, other: Totals) -> None:
-        """Add up."""
+        """Add the counters of `other`."""
         self.batches += other.batches
         self.requests += other.requests
         self.tokens += other.tokens
@@ -107,7 +107,7 @@ class Totals:
 
 
 def as_waiting(req: Req, priority: int = 0, *, begun: bool = False) -> Waiting:
-    """Return a request as the rules see it. `begun`: it is between two of its chunks."""
+    """Return a request in the form that the policy reads. `begun`: the request is between two of its chunks."""
     tag: Tag = req.laps_tag
     if not begun:
         return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, priority)

@@ -1,5 +1,5 @@
-"""Data-parallel attention ranks as one machine: each round they tell each other what they could run, and take the same
-budget of time. What is exchanged and chosen is in ``laps_core.group``."""
+"""Data-parallel attention ranks as one machine: in each round the ranks exchange what they could run, and take the same
+budget of time. ``laps_core.group`` defines the exchange and the choice."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from sglang_laps.flights import Flight, Lines
 
 KEPT = 512
-"""Rounds for which the time of a step is waited for: each of its pauses may be one, and the overlap loop processes a
-result one round later."""
+"""Rounds after which LAPS no longer waits for the time of a step: each pause of the step can be a round, and the
+overlap loop processes a result one round later."""
 NOT_READY = -1
-"""For the fixed time of a step, by a rank that does not know yet how long steps take: each decides for itself then."""
+"""Fixed time of a step, as a rank without known step times reports it: then each rank decides for itself."""
 
 
 def why_not(scheduler: Scheduler) -> str | None:
-    """Why the ranks of this server decide each for itself, or None. The same on every rank."""
+    """Return why each rank of this server decides for itself, or None. The same on every rank."""
     checks = (
         (get_parallel().attn_dp_size < 2, "there is one data-parallel attention rank"),
         (not scheduler.require_mlp_sync, "its ranks do not run their steps together"),
@@ -47,7 +47,7 @@ def why_not(scheduler: Scheduler) -> str | None:
 
 
 class Group:
-    """One rank's part in the plan of all."""
+    """One rank's part in the joint plan of all ranks."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Group:
         overhead: float = LapsConfig.preempt_overhead,
         submit: Callable[..., Any] | None = None,
     ) -> None:
-        """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`,
-        `layers`, `slice_s`, `overhead`: see ``GroupPlanner``. `submit`: where step times are fitted."""
+        """`known`: step times; None = learn them. `chunk`: most new tokens of a rank's batch. `guard`, `layers`,
+        `slice_s`, `overhead`: see ``GroupPlanner``. `submit`: runs a fit of step times in the background."""
         parallel = get_parallel()
         self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
@@ -72,12 +72,12 @@ class Group:
             self._model.cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead
         )
         self._decided: tuple[list[Menu], Choice] | None = None
-        """The step that all ranks are about to run."""
+        """Menus and choice of the step that all ranks are about to run."""
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
         self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
         self._ran = NOTHING
         self._round = 0
-        """Rounds so far, equal on every rank."""
+        """Number of rounds so far, equal on every rank."""
         self._shapes: dict[int, tuple[OwnShape, ...]] = {}
         self._seconds: dict[int, float] = {}
         self._steps = 0
@@ -88,15 +88,15 @@ class Group:
         self._preemptions = 0
 
     def plan(self, now: float, lines: Lines) -> Plan | None:
-        """Plan of this rank's next batch; None where it decides for itself. Every rank asks in every round, for all
-        of them meet in it."""
+        """Return the plan of this rank's next batch; None if the rank decides for itself. Every rank must call this in
+        every round, because all ranks meet in it."""
         begin = time.perf_counter()
         made = self._plan(now, lines)
         self._rounds_s += time.perf_counter() - begin
         return made
 
     def _gather(self, row: torch.Tensor) -> list[Menu]:
-        """Return what each rank offers."""
+        """Exchange menus between the ranks; return the menu of each data-parallel rank."""
         begin = time.perf_counter()
         torch.distributed.all_gather_into_tensor(self._rows.view(-1), row, group=self._ranks)
         self._gathers_s += time.perf_counter() - begin
@@ -137,7 +137,7 @@ class Group:
         return nothing._replace(order=(LONG,), picked=shorts, long=LongBatch(longs, tokens), mixed=bool(shorts))
 
     def begins(self) -> int:
-        """All ranks start a step now: its number of slices, at least one; 0 where they did not plan it together."""
+        """Start a step on all ranks; return its number of slices, at least one; 0 if no joint plan was made."""
         slices, decided, self._decided = self._planner.slices, self._decided, None
         if decided is None:
             return 0
@@ -149,30 +149,30 @@ class Group:
         return slices.begin(menus, choice)
 
     def sliced(self) -> None:
-        """A slice of the step that began last has been launched."""
+        """Record that a slice of the step that started last has been launched."""
         if self._planner.slices is not None:
             self._planner.slices.ran(self._fixed_s)
 
     @property
     def may_preempt(self) -> bool:
-        """True if the ranks exchange menus in this pause; the same on all of them."""
+        """Return True if the ranks exchange menus in this pause; the same on every rank."""
         return self._planner.slices is not None and self._planner.slices.open
 
     def built(self, flight: Flight) -> None:
-        """This batch was made of the plan; it says in the next round what it is."""
+        """Record the batch that was built from the plan; the next menu reports its shape to all ranks."""
         flight.round = self._round
         self._ran = self._model.cost.shape(flight.shape)
 
     def ended(self, flight: Flight) -> None:
-        """The result of a batch is processed: so long its step has taken."""
+        """Record the time of a batch's step, once the result is processed."""
         if flight.round:
             self._seconds[flight.round] = flight.lasted_s
 
     def status(self) -> dict[str, Any]:
-        """For /laps_status (JSON-ready): steps that were planned together, those of them that preempted another, the
-        predicted time of the last one, the share of rank-time that was to be spent waiting for the slowest, what a
-        round costs the host beside the gather and in it (milliseconds, the mean of all), and what is known of how long
-        steps take (seconds)."""
+        """Return the group's entry in /laps_status (JSON-ready): steps planned together, steps that preempted another
+        step, predicted time of the last step (seconds), predicted share of rank time spent waiting for the slowest
+        rank, mean host time of a round outside and inside the gather (milliseconds), and learnt step times (seconds).
+        """
         model, rounds = self._model, max(1, self._round)
         return {
             "steps": self._steps,
@@ -187,9 +187,9 @@ class Group:
         }
 
     def _prompts(self, lines: Lines) -> tuple[list[Prompt], list[tuple[bool, int]]]:
-        """Prompts that wait here, and of each whether it is short and its place among those of its class.
+        """Return the prompts that wait on this rank, each with its class (True = short) and its index in that class.
 
-        Of those between two of their chunks only one: SGLang has one slot for them.
+        Only one prompt between two of its chunks is included, because SGLang has one slot for such prompts.
         """
         begun = len(lines.begun)
         longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
@@ -209,13 +209,13 @@ class Group:
             if known is None:
                 planner.came(now.weight)
             else:
-                # It counts as much as when it came.
+                # The weight stays as it was on arrival.
                 now = now._replace(weight=known.weight, started=w.started)
             known = tag.prompt = now
         return known
 
     def _learn(self, ran: tuple[OwnShape, ...]) -> None:
-        """The time of a step, once it is known here what all ranks ran in it: they say so in the next round."""
+        """Record the batches that all ranks `ran` last, and learn the time of each step whose batches are known."""
         self._shapes[self._round] = ran
         self._round += 1
         for round_ in self._seconds.keys() & self._shapes.keys():

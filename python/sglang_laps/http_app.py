@@ -1,7 +1,7 @@
-"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, the page ``/laps``,
-quotes, and checks of deadlines and prompts at the door.
+"""SGLang's HTTP application with the additions of LAPS: ``GET /laps_status``, ``POST /laps_pool``, the page ``/laps``,
+receipts, quotes, replays, and checks of deadlines and prompts on arrival.
 
-The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
+The launcher imports this module. With --tokenizer-worker-num > 1, every worker imports it by name, too.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ replay_route.add(app, replay_route.Replays.of_this_server())
 @app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
 @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
-    """Status of the LAPS scheduler; one entry a data-parallel rank under "ranks" where there are several. Each answer
-    takes the scheduler some time: clients that ask often give the age that they accept (``max_age_s``, seconds)."""
+    """Return the status of the LAPS scheduler; with several data-parallel ranks, "ranks" has an entry for each. Every
+    answer costs the scheduler time: clients that ask often should accept an older one (``max_age_s``, seconds)."""
     status, age_s = await _status.get(max_age_s)
     return {**status, "age_s": round(age_s, 3), "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 
@@ -72,6 +72,6 @@ async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
 @app.post(f"/{POOL_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
 @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_pool(request: Request) -> Response:
-    """Compare and set the pool that this server is in: a PoolChange, answered by a PoolRecord."""
+    """Compare and set the pool of this server: the request is a PoolChange, the answer a PoolRecord."""
     status, text = _pool.asked(await request.body())
     return Response(text, status, media_type="application/json")

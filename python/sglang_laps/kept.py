@@ -1,4 +1,4 @@
-"""An answer that interrupts a scheduler, kept for all who take one that is a little old."""
+"""Cache of an answer that interrupts a scheduler, for callers that accept a slightly old answer."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 OLDEST_S = 10.0
-"""Nobody gets an older answer (seconds)."""
+"""Greatest age of an answer from the cache (seconds)."""
 
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Asks at most once at a time for those who take an old answer."""
+    """Cache that asks once at a time for all callers that accept an old answer."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
         self._last: tuple[T, float] | None = None
-        """And when it came."""
+        """Latest answer, and the time when the answer came."""
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self, oldest_s: float = 0.0) -> tuple[T, float]:
-        """The answer, and its age; one of no more than ``oldest_s`` may be kept from before (seconds)."""
+        """Return an answer and its age (seconds). An answer of at most ``oldest_s`` can come from the cache."""
         if not oldest_s > 0.0:
             return await self._new(), 0.0
         if self._last is not None:
@@ -34,7 +34,7 @@ class Kept(Generic[T]):
                 return answer, age_s
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._new())
-        # Whoever asked first may leave; the others wait on.
+        # The caller that asked first may be cancelled; other callers still wait.
         return await asyncio.shield(self._asking), 0.0
 
     async def _new(self) -> T:

@@ -1,7 +1,7 @@
-"""Decisions as late as the device stays busy, in the overlap loop of a prefill server.
+"""Late decisions in the overlap loop of a prefill server: as late as possible while the device stays busy.
 
-SGLang decides on the next batch as soon as one is launched, so that what comes while that one runs has no part in it.
-Put off until the batch is nearly done, it has.
+SGLang decides on the next batch as soon as a batch is launched, so requests that arrive while that batch runs cannot
+join the next one. LAPS puts the decision off until the running batch is nearly done, so that such requests can join.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 POLL_S = 0.5e-3
-"""How often is looked whether the batch is done: its time is only predicted."""
+"""Interval of checks whether the batch is done (seconds), because its time is only predicted."""
 
 
 class Late:
-    """Puts off the decisions of one scheduler. ``Pacer.put_off`` says until when."""
+    """Delay of one scheduler's decisions, until the time that ``Pacer.put_off`` returns."""
 
     def __init__(self, scheduler: Scheduler, core: LapsCore, ranks: Ranks) -> None:
         self._scheduler, self._core, self._ranks = scheduler, core, ranks
         self._round_s = 0.0
-        """When this round began to decide."""
+        """Time when the decision of this round started."""
 
     def wait(self, receive: Callable[[], list[Any]]) -> list[Any]:
-        """While a batch runs: receive, look at what came, and wait until it is time to decide. Returns what was
-        received. Call it on all ranks: those that follow wait for the leading one when they receive again."""
+        """If a batch runs, receive requests, look at them, and wait until it is time to decide. Return the requests.
+        Call this on all ranks: the other ranks wait for the leading rank when they receive again."""
         sched, core = self._scheduler, self._core
-        # SGLang's own polling looks all the time.
+        # With this option SGLang itself polls for input all the time.
         polls = getattr(sched, "enable_continuous_input_polling", False)
         if not core.in_flight or core.under_way or sched._engine_paused or polls:
             return []
@@ -46,9 +46,9 @@ class Late:
         return received
 
     def begins(self) -> None:
-        """All that came by now has a part in the decision."""
+        """Record the start of a decision, which includes all requests that have arrived by now."""
         self._round_s = time.perf_counter()
 
     def launched(self) -> None:
-        """A batch in one piece was launched: so long before the device is free the next one is to be decided."""
+        """Record how long deciding on and launching a whole batch took: the next decision starts that much earlier."""
         self._core.pacer.sizes.launched(time.perf_counter() - self._round_s)

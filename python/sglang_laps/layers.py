@@ -1,7 +1,7 @@
-"""The decoder layers of a model of SGLang, and the operators in them that a forward pass can be paused between.
+"""Decoder layers of an SGLang model, and the operators in these layers between which a forward pass can pause.
 
-They are found by their classes: there is no table of models. One more needs a change here only if its projection after
-attention has a name that is not in ``OUTPUT``, or if it is refused (``NoLayers``).
+Layers are found by their classes, without a table of models. A new model needs a change here only if its projection
+after attention has a name that is not in ``OUTPUT``, or if the model is refused (``NoLayers``).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch.nn import Module, ModuleList
 
 OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "wo")
-"""Names that models give to the projection after attention."""
+"""Names of the projection after attention in SGLang's models."""
 
 
 class Point(NamedTuple):
-    """A module before which a pass can be paused, and the operator from there to the next point."""
+    """Module before which a pass can pause, and the operator from there to the next point."""
 
     module: Module
     operator: Operator
 
 
 class NoLayers(Exception):
-    """Why a model has no layers to pause between (one line)."""
+    """Error with the reason, in one line, why a model has no layers to pause between."""
 
 
 def decoder_layers(model: Module) -> list[Module]:
-    """The layers of the model's decoder: the smallest module list that holds all of its attention.
+    """Return the layers of the model's decoder: the smallest module list that holds all of the model's attention.
 
     Raises NoLayers.
     """
     name, cores = type(model).__name__, _cores(model)
     if not cores:
         raise NoLayers(f"{name} has no attention layers")
-    # Modules come before what they hold: the last one is the smallest.
+    # A module comes before the modules in it, so the last list is the smallest.
     lists = [m for m in model.modules() if isinstance(m, ModuleList) and set(cores) <= set(_cores(m))]
     if not lists:
         raise NoLayers(f"the attention of {name} is not in one list of layers")
@@ -50,9 +50,8 @@ def decoder_layers(model: Module) -> list[Module]:
 
 
 def encoder_points(model: Module) -> list[Point]:
-    """Return the layers of the encoders of pictures, video and sound, which run before the decoder; none without such
-    encoders, and of one with an attention of its own. Costs are for each row, attention not counted: its windows are
-    known on the device alone."""
+    """Return the layers of encoders of pictures, video and sound, which run before the decoder, except of encoders with
+    their own attention class. Costs are per row and without attention, whose windows are known only on the device."""
     lists = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) > 1 and all(map(_encodes, m))]
     return [Point(layer, Operator(2.0 * _active(layer))) for found in lists for layer in found]
 
@@ -62,11 +61,11 @@ def _encodes(module: Module) -> bool:
 
 
 def points(layer: Module, *, blocks: bool) -> list[Point]:
-    """Return the points where a pass can be paused in this layer, in the order of execution: before it; before its
-    attention and the projection after that, where attention is not latent (little is held there: queries, keys,
-    values); before each MLP or block of experts. Never in the middle of an MLP: there its widest activations are held.
-    A dense one takes blocks of rows instead, with `blocks`. A layer that keeps something of a pass from one half to the
-    other has the first point alone."""
+    """Return the points of this layer where a pass can pause, in execution order: before the layer; before attention
+    and before the projection after attention, if attention is not latent (only queries, keys and values are held
+    there); before each MLP or block of experts. A pass never pauses inside an MLP, where the widest activations are
+    held; with `blocks`, a dense MLP runs in blocks of rows instead. A layer that keeps state between its halves has
+    only the first point."""
     width = max(map(_width, _cores(layer)), default=0.0)
     if _between_halves(layer):
         return [Point(layer, Operator(2.0 * _active(layer), 4.0 * width))]
@@ -97,7 +96,7 @@ def _cores(module: Module) -> list[Module]:
 
 
 def _plain(mixers: list[Module]) -> tuple[Module | None, Module | None]:
-    """Attention and output projection of a layer with one plain attention, whose own children they are."""
+    """Return the attention and the output projection if they are children of the only mixer; None for a missing one."""
     if len(mixers) != 1 or len(_cores(mixers[0])) != 1:
         return None, None
     children = dict(mixers[0].named_children())
@@ -106,7 +105,7 @@ def _plain(mixers: list[Module]) -> tuple[Module | None, Module | None]:
 
 
 def _width(core: Module) -> float:
-    """Heads times head size of one attention, on this rank."""
+    """Return heads times mean head size of one attention on this rank; 0 for linear attention."""
     if not isinstance(core, RadixAttention):
         return 0.0
     heads: Any = core.tp_q_head_num
@@ -114,7 +113,7 @@ def _width(core: Module) -> float:
 
 
 def _active(module: Module) -> float:
-    """Parameters that a token meets: of experts, those that it is routed to."""
+    """Return the number of parameters used by a token; of experts, only the share that the token is routed to."""
     return sum(_share(m) * p.numel() for m in module.modules() for p in _own(m))
 
 
@@ -130,7 +129,7 @@ def _share(module: Module) -> float:
 
 
 def _dense(module: Module) -> bool:
-    """Return True if each row of its output comes from the same row of its input alone, so that rows can go in
+    """Return True for a dense MLP. Each of its output rows depends only on the same input row, so rows can run in
     blocks."""
     names = dict(module.named_children())
     return {"gate_up_proj", "down_proj"} <= set(names) and not hasattr(module, "experts")

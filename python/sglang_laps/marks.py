@@ -1,29 +1,29 @@
-"""Moments on the stream that forward passes run on, where a device runs behind the host."""
+"""Device events on the stream of forward passes, for devices that run behind the host."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Mark = Any
-"""An event of the device."""
+"""A device event."""
 
 
 class Marks:
-    """Makes marks, and tells the time between two that the device has passed."""
+    """Device events on one stream, and the time between two events."""
 
     def __init__(self, device: Any, stream: Any) -> None:
-        """`device`: a module such as ``torch.cuda``. `stream`: None is the current one."""
+        """`device`: a module such as ``torch.cuda``. `stream`: None = the current stream."""
         self._device, self._stream = device, stream
 
     def now(self) -> Mark:
-        """A mark that the device passes once it has done all that it was given."""
+        """Return a mark that the device passes once it has done all work submitted so far."""
         mark = self._device.Event(enable_timing=True)
         mark.record(*(() if self._stream is None else (self._stream,)))
         return mark
 
     @staticmethod
     def seconds(begin: Mark, end: Mark) -> float:
-        """Time between two marks (seconds). Waits until the device has passed the second: a result may be there before
-        it, by a few microseconds."""
+        """Return the time between two marks (seconds). Wait until the device has passed `end`, because a result can be
+        available a few microseconds before `end`."""
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

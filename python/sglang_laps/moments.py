@@ -1,4 +1,4 @@
-"""When a request was where, by the stamps that SGLang keeps of it."""
+"""Moments in the life of a request, from the time stamps that SGLang keeps."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _STATS = "observability.req_time_stats"
 _SENT = ("created_time", "api_server_dispatch_time")
-"""Stamps of the HTTP server that SGLang has fields for, and does not send."""
+"""Stamps of the HTTP server for which SGLang has fields but which SGLang does not send."""
 
 
 def hook_senders() -> None:
-    """Have the HTTP server, and a process that deals out requests, send their stamps along."""
+    """Have the HTTP server and the data-parallel controller send their stamps to the schedulers."""
     for name in ("APIServerReqTimeStats", "DPControllerReqTimeStats"):
         if not seams.hooked(target := f"{_STATS}.{name}.__getstate__"):
             seams.hook(target, _with_stamps, "AROUND")
 
 
 def hook_scheduler() -> None:
-    """Have the scheduler stamp when what the storage holds of a request is waited for."""
+    """Have the scheduler record when a request waits for its KV from storage or from host memory."""
     stats = f"{_STATS}.SchedulerReqTimeStats"
     seams.hook(f"{stats}.observe_storage_prefetch_ready", _blocked_by("prefetch"), "AROUND")
     seams.hook(f"{stats}.observe_storage_staging_ready", _blocked_by("host_load"), "AROUND")
 
 
 def _with_stamps(original: Callable[[Any], dict[str, Any]], stats: Any) -> dict[str, Any]:
-    """Around ``__getstate__``."""
+    """Wrap ``__getstate__``: add the stamps."""
     state = original(stats)
     state.update((name, getattr(stats, name)) for name in _SENT)
     return state
@@ -44,7 +44,7 @@ def _with_stamps(original: Callable[[Any], dict[str, Any]], stats: Any) -> dict[
 
 def _blocked_by(cause: Cause) -> Callable[..., Any]:
     def observe(original: Callable[..., Any], stats: Any, ready: bool) -> Any:
-        """Around the poll: from the first one in vain to the one that is not."""
+        """Wrap the poll: record the time from the first poll that is not ready to the poll that is ready."""
         known = stats.__dict__.get("laps_blocked")
         if not ready:
             if known is None:
@@ -59,7 +59,7 @@ def _blocked_by(cause: Cause) -> Callable[..., Any]:
 
 
 def of(req: Req, cls: ClassName, end_s: float) -> Moments:
-    """Return the moments of a request of this class that had its first token, or ended, at `end_s`
+    """Return the moments of a request of this class whose first token, or end, came at `end_s`
     (``time.perf_counter``)."""
     stats, tag = req.time_stats, getattr(req, "laps_tag", None)
 

@@ -1,4 +1,4 @@
-"""Servers, and encoders, whose passes cannot be run in slices."""
+"""Reasons why passes of a server, or of its encoders, cannot run in slices."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
-    """Why this server's long batches cannot be run in slices, or None. The same on every rank. `emulated`: its emulated
-    device, if any, which has the layers of its profile. `together`: data-parallel ranks plan their steps together."""
+    """Return why this server's long batches cannot run in slices, or None. The same on every rank. `emulated`: emulated
+    device with the layers of its profile, if any. `together`: data-parallel ranks plan their steps together."""
     if reason := _refused(scheduler, together=together):
         return reason
     if emulated is not None:
@@ -34,8 +34,8 @@ def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = F
 
 
 def _keeps(runner: Any) -> str | None:
-    """Why another batch would overwrite what this model or its attention keeps of one pass, or None. Found by reading
-    SGLang: these models need a GPU."""
+    """Return the state of a pass that this model or its attention keeps and that another batch would overwrite, or
+    None. Found by reading SGLang's code, because these models need a GPU."""
     model = runner.model
     name = type(model).__name__
 
@@ -43,7 +43,7 @@ def _keeps(runner: Any) -> str | None:
         return any(getattr(m, field, None) is not None for m in model.modules())
 
     checks = (
-        # Kimi K3. On Blackwell its residuals are in one buffer, too.
+        # Kimi K3. On Blackwell, the residuals also share one buffer.
         (some_module_has("attn_bank"), "one bank of residuals"),
         # Qwen4 with embeddings on the host.
         (some_module_has("_prefetch_stream"), "embeddings fetched for the next layer"),
@@ -56,10 +56,10 @@ def _keeps(runner: Any) -> str | None:
 
 
 def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
-    """Why the way this server is set up allows no slices, or None."""
+    """Return why the configuration of this server allows no slices, or None."""
     runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
     parallel = get_parallel()
-    # With one data-parallel rank they meet with one batch, which all of them have from the leading one.
+    # With one data-parallel rank, all ranks run the same batch, which the leading rank has chosen.
     ranks_meet = scheduler.require_mlp_sync and parallel.attn_dp_size > 1
     checks = (
         (not scheduler.is_generation, "the model does not generate"),
@@ -89,5 +89,5 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
 
 
 def encodes_layer_by_layer(runner: Any) -> bool:
-    """Return True if encoders of pictures, video and sound call their layers, with the same rows on every rank."""
+    """Return True if encoders call their layers one by one as modules, with the same rows on every rank."""
     return not (runner.server_args.mm_enable_dp_encoder or envs.SGLANG_VIT_ENABLE_CUDA_GRAPH.get())

@@ -1,4 +1,4 @@
-"""The LAPS flags of the prefill server, and how their values reach its scheduler processes."""
+"""LAPS's command-line flags, and the way of their values to the scheduler processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laps_core.config import ConfigError, LapsConfig
 from sglang_laps.support import refuse
 
 ENV = "SGLANG_LAPS_SCHEDULER"
-"""Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.
+"""Environment variable. The launcher sets it from the flags, ``sgl.Engine`` users by hand; each scheduler reads it.
 
 The value is the JSON text of the knobs, or 1 for all defaults."""
 
@@ -53,7 +53,7 @@ _LISTS = (
 
 
 def with_flags(add: Callable[[argparse.ArgumentParser], None]) -> Callable[..., Any]:
-    """Return a hook of SGLang's ``add_cli_args`` that lets `add` add flags, too."""
+    """Return a hook of SGLang's ``add_cli_args`` that also calls `add` to add flags."""
 
     def add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
         result = original(parser)
@@ -64,7 +64,7 @@ def with_flags(add: Callable[[argparse.ArgumentParser], None]) -> Callable[..., 
 
 
 def read_first(use: Callable[[argparse.Namespace], None]) -> Callable[..., Any]:
-    """Return a hook of SGLang's ``from_cli_args`` that hands the command line to `use` first. A ConfigError of `use`
+    """Return a hook of SGLang's ``from_cli_args`` that first calls `use` with the command line. A ConfigError of `use`
     ends the process with one line."""
 
     def from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
@@ -78,7 +78,7 @@ def read_first(use: Callable[[argparse.Namespace], None]) -> Callable[..., Any]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the group "LAPS". Values stay text here: a bad one is refused in one line, not below a page of usage."""
+    """Add the group "LAPS". Values stay text here, so that a bad value is refused in one line, without usage text."""
     group = parser.add_argument_group("LAPS", "Length-aware prefill scheduling (all servers but decode servers)")
     for flag, text in _SWITCHES:
         group.add_argument(flag, action="store_true", help=text)
@@ -89,13 +89,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def typed(args: argparse.Namespace, flag: str) -> Any:
-    """Return the value of this flag on the command line; None if it is not there."""
+    """Return the value of this flag on the command line; None if the flag is absent."""
     value = getattr(args, flag[2:].replace("-", "_"), None)
     return None if value is False else value
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """Knobs that have a flag on this command line: text, texts or True of each."""
+    """Return the knobs whose flags are on this command line, each with a text, a list of texts, or True."""
     values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
     split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
     slo: str = values["ttft_slo_ms"] or ""
@@ -105,7 +105,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def from_args(args: argparse.Namespace) -> LapsConfig:
-    """The configuration on this command line. Raises ConfigError."""
+    """Return the configuration on this command line. Raises ConfigError."""
     config = LapsConfig.parse(given(args), typed(args, LapsConfig.JSON_FLAG))
     longest = typed(args, LONGEST)
     if longest is None:
@@ -117,7 +117,7 @@ def from_args(args: argparse.Namespace) -> LapsConfig:
 
 
 def from_env(env: Mapping[str, str] = os.environ) -> LapsConfig | None:
-    """The configuration in the environment, None where there is none. Raises ConfigError."""
+    """Return the configuration in the environment, or None if LAPS is off there. Raises ConfigError."""
     text = env.get(ENV, "").strip()
     if text in ("", "0"):
         return None

@@ -1,4 +1,4 @@
-"""SGLang's output streamer, which takes receipts along."""
+"""SGLang's output streamer, extended to send receipts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class LapsOutputStreamer(SchedulerOutputStreamer):  # type: ignore[misc,unused-ignore]
-    """Sends the receipt of a request with its first token."""
+    """Output streamer that sends the receipt of a request with the first token."""
 
     has_additional_customized_info: ClassVar[bool] = True
     receipts: Receipts | None = None
-    """None: this rank keeps none."""
+    """None = this rank keeps no receipts."""
 
     def should_build_additional_customized_info(self) -> bool:
-        """Return True if a receipt may leave with this output."""
+        """Return True if this output can have a receipt."""
         return self.receipts is not None and self.receipts.due
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[Any]]:
-        """Return the receipts of these requests; nothing where there is none."""
+        """Return the receipts of these requests; an empty dict if no request has one."""
         found = [] if self.receipts is None else self.receipts.leaving(reqs)
         return {META_KEY: found} if any(found) else {}

@@ -1,10 +1,11 @@
-"""Work between two slices of a long batch: requests and finished transfers are taken in, and what may preempt runs as a
-whole batch.
+"""Work between two slices of a long batch: new requests and finished transfers are taken in, and a preempting batch can
+run, always whole.
 
-All of it inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for long, and what
-it must not do to a running batch (flush, pause, new weights) waits for its end, as it does for any other.
+All of this happens inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for
+long, and operations that must not touch a running batch (flush, pause, new weights) wait for the end of that batch.
 
-Nothing is decided here: ``Pacer.plan`` says what preempts, with data-parallel attention ``laps_core.group.slices``.
+This module decides nothing: ``Pacer.plan`` chooses the preempting batch, or ``laps_core.group.slices`` with
+data-parallel attention.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ AT_ONCE = (
     *(TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq),
     *(OpenSessionReqInput, CloseSessionReqInput, ProfileReq, ConfigureLoggingReq, FreezeGCReq),
 )
-"""Messages that may be dispatched while a batch is paused: they touch neither weights nor a running batch, nor need a
-server that is idle. Any other, and all that came after it, waits for the end of the batch."""
+"""Messages that can be dispatched while a batch is paused: they change neither weights nor a running batch, and do not
+need an idle server. Any other message, and all messages after it, wait for the end of the batch."""
 POLL_S = 0.01
-"""Senders of KV are polled in a pause when a request has come, or this long after they were last polled: a poll costs
-about as much as the rest of a pause, with several ranks more."""
+"""KV senders are polled in the first pause after this time (seconds) since the last poll, and in a pause with new
+messages. A poll costs about as much as the rest of a pause, and more with several ranks."""
 
 
 class PollTransfers:
-    """Rides with the requests from the leading rank to the others: all of them poll in this pause."""
+    """Message from the leading rank, sent to all ranks with the requests: every rank polls KV senders in this pause."""
 
 
 class Pauses:
-    """The pauses of one scheduler's long batches."""
+    """Pauses of one scheduler's long batches."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Pauses:
         synchronous: bool,
         group: Group | None = None,
     ) -> None:
-        """`cutter`: None if there are no pauses. `synchronous`: a forward pass has ended when its call has. `group`:
+        """`cutter`: None = no pauses. `synchronous`: a forward pass is complete when its call returns. `group`: the
         data-parallel ranks that pause together."""
         self._group = group
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
@@ -82,7 +83,7 @@ class Pauses:
 
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
-        """Run this batch in slices, if it is to be."""
+        """Run the enclosed forward pass in slices if the plan asks for slices."""
         if self._group is not None and (parts := self._group.begins()):
             with self._together(self._group, flight, parts):
                 yield
@@ -101,7 +102,7 @@ class Pauses:
 
     @contextmanager
     def _together(self, group: Group, flight: Flight, parts: int) -> Iterator[None]:
-        """A step of all data-parallel ranks, in so many slices on each."""
+        """Run the enclosed step of all data-parallel ranks in `parts` slices on each rank."""
         if parts == 1 or self._cutter is None:
             yield
         else:
@@ -112,7 +113,7 @@ class Pauses:
         group.sliced()
 
     def _pause_together(self, group: Group, flight: Flight, layers_left: float) -> bool:
-        """Between two slices of a step of all ranks; every one of them is here. True if another step ran."""
+        """Do the work of one pause of a step of all ranks, on every rank. Return True if another step ran."""
         sched, batch = self._scheduler, None
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._settle()
@@ -122,7 +123,7 @@ class Pauses:
             if group.may_preempt:
                 built = self._builder.build(sched.running_batch, beside=True)
                 sched.running_batch = built.running_batch
-                # A rank that has nothing to run is given an idle batch where another has something.
+                # A rank without work gets an idle batch if another rank has work.
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(built.batch_to_run)
             if batch is not None:
                 self._run_aside(batch)
@@ -133,11 +134,11 @@ class Pauses:
         return batch is not None
 
     def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
-        """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device. Raises Abandoned
-        where nobody waits for it any more."""
+        """Do the work of one pause of `flight`, whose pass has `layers` layers. Return True if another batch ran on the
+        device. Raises Abandoned if all requests of the paused batch were aborted."""
         sched = self._scheduler
         ran = False
-        # The forward pass has its own stream; what is scheduled belongs on the other.
+        # The forward pass has its own stream; scheduling belongs on SGLang's schedule stream.
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._settle()
             self._results_so_far()
@@ -163,48 +164,48 @@ class Pauses:
         self._launched = batch, self._launch(batch)
 
     def _gave_way(self, flight: Flight) -> None:
-        """`flight` goes on after others ran."""
+        """Restore the state of `flight`, which goes on after another batch ran."""
         sched = self._scheduler
-        # Which of the layer-wise loads to wait for is one number of the worker.
+        # The worker keeps a single number: the layer-wise load that a pass waits for.
         sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
         if sched.enable_overlap:
-            # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
+            # SGLang keeps the tensors of only the newest two batches. The tensors of this batch must outlive its pass.
             sched.record_batch_in_overlap(flight.batch)
 
     def _nobody_waits(self, flight: Flight) -> bool:
-        """Return True if what is paused can end here. On a prefill server each request of it has a decode server that
-        does."""
+        """Return True if the paused batch can end here. On a prefill server it cannot, because a decode server waits
+        for each request of the batch."""
         return False
 
     def _next(self, paused: Paused) -> Any:
-        """The batch that runs in this pause, or None."""
+        """Return the batch that runs in this pause, or None."""
         built = self._builder.build(self._scheduler.running_batch, paused)
         if built.batch_to_run is not None:
             self._scheduler.running_batch = built.running_batch
         return built.batch_to_run
 
     def _goes_on(self) -> bool:
-        """Return True if the paused batch goes on before this result is there."""
+        """Return True if the paused batch goes on before the result of the preempting batch is available."""
         return not self._scheduler.waiting_queue
 
     def in_flight(self) -> list[Any]:
-        """Batches that are paused, and one that ran in a pause and has no processed result yet."""
+        """Return the paused batches, and the batch that ran last in a pause if its result is not processed yet."""
         return [*(f.batch for f in self._core.under_way), *([self._launched[0]] if self._launched else [])]
 
     def adapters(self) -> set[str | None]:
-        """LoRA adapters of the batches that are paused: they stay where they are."""
+        """Return the LoRA adapters of the paused batches, which must stay loaded."""
         return {r.lora_id for f in self._core.under_way for r in f.reqs}
 
     def adapters_in_use(self) -> set[str | None]:
-        """Adapters that must fit beside those of a new batch and of the running one."""
+        """Return the adapters that must fit beside the adapters of a new batch and of the running batch."""
         return self.adapters()
 
     def _fetch(self, fetch: Any, new: set[Any], running: Any = ()) -> Any:
         return fetch(new, {*running, *self.adapters()})
 
     def _loads_shared(self, batch: Any) -> int:
-        """The host loads to wait for, -1 for none: prefixes that were found on the device may still be on their way
-        there for a paused batch. Those of the last one come last. Streams have read theirs whole when they began."""
+        """Return the host load that `batch` must wait for; -1 = none. A prefix found on the device may still be loading
+        for a paused batch; the loads of the newest batch end last. Streams waited for their loads when they started."""
         if not batch.forward_mode.is_extend():
             return -1
         table = self._scheduler.req_to_token_pool.req_to_token
@@ -219,11 +220,11 @@ class Pauses:
         return -1
 
     def processed(self, result: Any) -> bool:
-        """Return True if this result was processed in a pause already; asked once, by the event loop."""
+        """Return True if this result was already processed in a pause. The event loop asks once per result."""
         return self._processed.pop(id(result), None) is not None
 
     def _take_in(self) -> None:
-        """New requests, and what they may wait for elsewhere."""
+        """Take in new messages. If any arrived, also update the requests that wait for other servers."""
         sched = self._scheduler
         deferred = sched._deferred_input_requests
         ours: list[Any] = []
@@ -238,20 +239,20 @@ class Pauses:
             self._moves_on()
 
     def _polls(self) -> list[Any]:
-        """Return what goes to all ranks with the requests."""
+        """Return the messages that the leading rank sends to all ranks with the requests."""
         return [PollTransfers()] if time.perf_counter() >= self._polled_s + POLL_S else []
 
     def _moves_on(self) -> None:
-        """Take in requests whose decode server is ready, and answers whose transfer is done."""
+        """Take in requests whose decode server is ready, and finish requests whose KV transfer is done."""
         sched, self._polled_s = self._scheduler, time.perf_counter()
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         sched.resolve_waiting_queue_bootstrap()
         sched.process_disagg_prefill_inflight_queue()
 
     def _results_so_far(self) -> None:
-        """Results of batches before the paused one are due by now: their first tokens need not wait for it.
+        """Process the results of batches before the paused batch, so that their first tokens do not wait for its end.
 
-        The event loop takes them from its queue later, and is told then.
+        The event loop takes these results from its queue later, and skips them (``processed``).
         """
         if not self._scheduler.enable_overlap:
             return
@@ -261,7 +262,7 @@ class Pauses:
                 self._processed[id(result)] = result
 
     def _launch(self, batch: Any) -> Any:
-        """Launch a batch and return its result, which may not be there yet."""
+        """Launch a batch and return its result, which may not be complete yet."""
         sched = self._scheduler
         batch = sched.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=None)
         if getattr(sched, "enable_staging", False):
@@ -273,7 +274,7 @@ class Pauses:
         return result
 
     def _settle(self) -> None:
-        """Process the result of what ran last in a pause."""
+        """Process the result of the batch that ran last in a pause."""
         if self._launched is None:
             return
         (batch, result), self._launched = self._launched, None
@@ -281,5 +282,5 @@ class Pauses:
         self._settled(batch)
 
     def _settled(self, batch: Any) -> None:
-        """Hook: the result of a batch is processed."""
+        """Follow up on a batch whose result was processed in a pause."""
         self._scheduler.process_disagg_prefill_inflight_queue()

@@ -1,8 +1,8 @@
-"""Penalties of streams: each output token counts once, whatever ran between two decode steps.
+"""Penalties of streams: each output token counts once, even if other batches run between two decode steps.
 
-SGLang counts the last token that was processed. In its overlap loop that is the one before the last, as long as decode
-steps follow each other; each other batch between two of them has a token counted twice, or left out. And a stream that
-was retracted begins to count anew.
+SGLang counts the token that was processed last. In the overlap loop this is the last token but one, as long as decode
+steps follow each other directly. If another batch runs between two steps, SGLang counts a token twice, or not at all.
+For a retracted stream, SGLang starts the count again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COUNT = "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 
 
 def count(original: Callable[..., Any], batch: Any) -> Any:
-    """Around SGLang's method: count the token by its place."""
+    """Wrap SGLang's method: count the token of each request by its position."""
     if not getattr(batch.model_config, "laps_colocated", False) or batch.seq_lens_cpu is None:
         return original(batch)
     ends = batch.seq_lens_cpu.tolist()
@@ -27,7 +27,7 @@ def count(original: Callable[..., Any], batch: Any) -> Any:
 
 
 def recount(batch: Any) -> None:
-    """Count what requests of this prefill batch have answered before they were retracted, as if they had gone on."""
+    """Count the output tokens that retracted requests of this prefill batch already had, as if they had gone on."""
     penalizers = batch.sampling_info.penalizer_orchestrator
     if not penalizers.is_required:
         return
@@ -43,13 +43,13 @@ def recount(batch: Any) -> None:
 
 
 def _lag(batch: Any) -> int:
-    """Tokens by which counting is behind: that of the overlap loop, so that each request has the answer that it has
-    alone."""
+    """Return the tokens by which counting lags: as in the overlap loop, so that each request gets the answer that the
+    request gets when it runs alone."""
     return 1 if batch.enable_overlap else 0
 
 
 def _behind(batch: Any, req: Any) -> int:
-    """Tokens by which counting is behind the length that is known: that of drafts is known one step later."""
+    """Return the tokens by which counting lags the known length, which with drafts is itself known one step later."""
     drafts = not batch.spec_algorithm.is_none() and req.decode_batch_idx > 0
     return 0 if drafts else _lag(batch)
 
@@ -60,7 +60,7 @@ def _token(req: Any, place: int) -> int:
 
 
 def _row(penalizer: Any, row: int) -> Any:
-    """A penalizer of this request alone, which shares its counts: they are changed in place."""
+    """Return a penalizer for this row alone, which shares the counts of the row: both change in place."""
     alone = copy.copy(penalizer)
     for name, value in vars(penalizer).items():
         if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Entry points of SGLang into LAPS. Every SGLang name that is touched stands in ``seams``."""
+"""Entry points from SGLang into LAPS. ``seams`` lists every SGLang name that LAPS touches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HTTP_APP = "sglang_laps.http_app:app"
 
 
 def load() -> None:
-    """Entry point of the group ``sglang.srt.plugins``; runs once in every SGLang process."""
+    """Load LAPS: entry point of the group ``sglang.srt.plugins``, called once in every SGLang process."""
     try:
         _load()
     except Exception as e:
-        # SGLang would log it, and serve without LAPS.
+        # SGLang would log the error and serve without LAPS.
         if os.environ.get(options.ENV, "0").strip() not in ("", "0"):
             refuse(f"{options.ENV}: {type(e).__name__}: {e}")
         raise
@@ -44,7 +44,7 @@ def _load() -> None:
         refuse(e)
     if config is not None:
         seams.hook(RESOLVE, _refuse_conflict, "AFTER")
-    # Importing the scheduler costs seconds: only a process that runs one has it already.
+    # Importing the scheduler takes seconds. Only a process that runs a scheduler has already imported it.
     if SCHEDULER not in sys.modules:
         return
     if config is None:
@@ -63,14 +63,14 @@ def _load() -> None:
     if config.receipts:
         moments.hook_senders()
         moments.hook_scheduler()
-        if TOKENIZER in sys.modules:  # an Engine has it, and no HTTP server
+        if TOKENIZER in sys.modules:  # imported by an Engine, which has no HTTP server
             answering.hook()
 
 
 def enable(args: argparse.Namespace) -> None:
     """Turn LAPS on for the processes started from here, if the command line (or the environment) asks for it.
 
-    Raises ConfigError. Warns once, and leaves LAPS off, where it has nothing to do.
+    Raises ConfigError. Warns once and leaves LAPS off on a server where LAPS has nothing to do.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -95,7 +95,7 @@ def enable(args: argparse.Namespace) -> None:
     if config.graphs and not prefills:
         raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
     if reason is None and several_ranks(args) and not args.disable_overlap_schedule:
-        # A step that is decided while another runs is late by a whole one, for all ranks.
+        # The overlap loop decides on a step while another runs, which delays all ranks by a whole step.
         args.disable_overlap_schedule = True
         logger.info("LAPS: data-parallel attention ranks plan together: as with --disable-overlap-schedule.")
     known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
@@ -113,7 +113,7 @@ def enable(args: argparse.Namespace) -> None:
 
 
 def _refuse_conflict(_: None, server_args: Any) -> None:
-    """After ``ServerArgs.resolve_once``: not all that matters is typed."""
+    """Refuse conflicts after ``ServerArgs.resolve_once``, because SGLang derives some settings only there."""
     args = resolved(server_args)
     if no_prefill_server(args) is None and (reason := conflict(args)):
         refuse(f"{options.ENABLE}: {reason}")

@@ -1,7 +1,7 @@
-"""The pool record of a prefill server: routers compare and set it, the server only keeps it.
+"""The pool record of a prefill server. Routers compare and set the record; the server only keeps it.
 
-One for all HTTP processes of a server (--tokenizer-worker-num): it lies in a memory file of the launcher's, and is gone
-with it.
+All HTTP processes of a server (--tokenizer-worker-num) share one record, in a memory file of the launcher. The file
+disappears with the launcher.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from laps_core.protocol import PoolChange, PoolRecord, read
 from sglang_laps.errors import error
 
 ENV = "SGLANG_LAPS_POOL"
-"""Set by the launcher for its HTTP processes: where the memory file is."""
+"""Environment variable with the path of the memory file. The launcher sets it for its HTTP processes."""
 
 
 class PoolCell:
-    """The record at ``path``, an empty file at first. Any process may open it."""
+    """The pool record at ``path``, which starts as an empty file. Any process can open the file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     @classmethod
     def make(cls) -> PoolCell:
-        """A new one; it lasts as long as this process."""
+        """Create the record of a new server. The record lasts as long as this process."""
         os.environ[ENV] = f"/proc/{os.getpid()}/fd/{os.memfd_create('laps-pool')}"
         return cls.of_this_server()
 
     @classmethod
     def of_this_server(cls) -> PoolCell:
-        """The one that the launcher has made. Raises KeyError where none has."""
+        """Return the record that the launcher created. Raises KeyError if the launcher created none."""
         return cls(os.environ[ENV])
 
     def read(self) -> PoolRecord:
-        """Return the record as it is now."""
+        """Return the current record."""
         with self._locked() as file:
             return _in(file)
 
     def asked(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to a PoolChange: 200, 409, or 400 for what is none."""
+        """Apply a PoolChange. Return HTTP status and body: 200, 409 for another version, 400 for an invalid body."""
         try:
             change = read(body, PoolChange)
         except ValueError as e:

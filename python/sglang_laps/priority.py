@@ -1,4 +1,4 @@
-"""SGLang's request priorities, and how a plan sees what is paused."""
+"""SGLang's request priorities, and the plan's view of paused batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang_laps.flights import Flight, as_waiting
 
 
 class Priority:
-    """Compares requests by priority; smaller goes first. All are equal where the server does not schedule by it."""
+    """Compares requests by priority; smaller goes first. All are equal if the server does not schedule by priority."""
 
     def __init__(self, of: Callable[[Req], int] | None) -> None:
-        """`of`: priority of a request; None = the server does not schedule by it."""
+        """`of`: priority of a request; None if the server does not schedule by priority."""
         self._of = of
 
     def of(self, req: Req) -> int:
@@ -24,11 +24,11 @@ class Priority:
         return 0 if self._of is None else self._of(req)
 
     def sort(self, view: list[Req]) -> list[Req]:
-        """Return the view by priority: only its first requests are looked at."""
+        """Return the view sorted by priority, because the plan looks only at the first requests of a view."""
         return view if self._of is None else sorted(view, key=self._of)
 
     def urgent(self, shorts: Sequence[Req], longs: Sequence[Req], paused: Paused | None) -> ClassName | None:
-        """Return the class with the strictly higher priority, if any. The requests that are paused are long."""
+        """Return the class with the strictly higher priority, or None. Requests of paused batches are long."""
         if self._of is None or not shorts or not (longs or paused):
             return None
         long = min([*map(self._of, longs), *([] if paused is None else [paused.priority])])
@@ -39,8 +39,8 @@ class Priority:
 def as_paused(
     flight: Flight, under_way: Sequence[Flight], pacer: Pacer, priority: Priority, layers_left: float, layers: int
 ) -> Paused:
-    """Return how the plan sees the batches `under_way` between two slices of `flight`, the last of these, with
-    `layers_left` of all `layers` to go."""
+    """Return the plan's view of the batches `under_way` in a pause of `flight`, the last of these batches.
+    `layers_left` of all `layers` of `flight` are still to run."""
     whole_s = pacer.model.predict(flight.shape)
     reqs = [r for f in under_way for r in f.reqs]
     first = min(map(priority.of, reqs), default=0)

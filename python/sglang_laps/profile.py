@@ -1,4 +1,4 @@
-"""A short latency profile when the server starts: prefills of known sizes, measured like any other."""
+"""A short latency profile at server start: prefills of known sizes, measured like any other prefill."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 NAME = "laps_profile"
-"""The name of the warm-up, as in SGLang's --warmups."""
+"""Name of the warm-up, as in SGLang's --warmups."""
 ROUNDS = 3
 SINGLE = (8, 32, 64, 128, 256, 512, 1024)
 BATCHES = ((4, 16), (8, 32), (4, 128), (16, 64))
-"""(requests, tokens each)"""
+"""Batches of the profile: (requests, tokens of each request)."""
 CHUNKS = 3
 """Length of the longest profiled prompt, in chunks."""
 
 
 @warmup(NAME)  # type: ignore[untyped-decorator,unused-ignore]
 async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> None:
-    """Send the profile's prompts through the server's own front; nothing is sent to any decode server."""
+    """Send the profile's prompts through the server's own tokenizer manager. No KV goes to a decode server."""
     rng = random.Random(0)
     vocab = tokenizer_manager.model_config.vocab_size
     chunk = resolved(tokenizer_manager.server_args).chunked_prefill_size or 0

@@ -1,4 +1,4 @@
-"""Prompts that SGLang must not be given."""
+"""Requests that must not reach SGLang's scheduler."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
-"""Every request passes it once its prompt is token ids, those of a batch one by one."""
+"""Method that checks every request once its prompt is token ids; requests of a batch are checked one by one."""
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:
-    """Around ``_validate_one_request``: no tokens, or several samples, are a bad request. ValueError, answered 400.
+    """Wrap ``_validate_one_request``: raise ValueError (answered 400) for no tokens or several samples.
 
-    SGLang refuses an empty list of ids. An empty text it runs, as a batch of no tokens, which ends the server.
+    SGLang refuses an empty list of ids. But SGLang runs an empty text as a batch without tokens, which ends the server.
     """
     if input_ids is not None and len(input_ids) == 0 and not any(getattr(obj, name, None) for name in MEDIA):
         raise ValueError("the prompt is empty: it has no tokens")

@@ -1,7 +1,7 @@
-"""State that a batch sets up for itself in the pause of another, and its return to that of the paused one.
+"""State that a batch in a pause sets up for itself, and its restoration for the paused batch.
 
-SGLang keeps this state once for a process or once for a model runner, and sets it up when a forward pass begins. All of
-it is listed here; ``pauses`` puts back what the scheduler and its workers keep.
+SGLang keeps this state once per process or once per model runner, and sets it up when a forward pass starts. This
+module lists all of it; ``pauses`` restores the state of the scheduler and its workers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sglang.srt.runtime_context import ForwardFlags, get_forward
 from sglang_laps import expert_counts
 
 SET_IN_PASS = ("custom_mask", "mask_indptr", "image_token_ranges", "hpc_q_scale", "hpc_split_k_flag")
-"""Fields of attention metadata that a pass sets, where a backend has them: Gemma's masks of pictures, Hunyuan's scales
+"""Fields of attention metadata that a pass sets, if its backend has them: Gemma's masks of pictures, Hunyuan's scales
 of queries."""
 
 
 @contextmanager
 def aside(runner: Any) -> Iterator[None]:
-    """Flags and context of the pass that is paused are out of the way, as between two passes."""
+    """Set aside the flags and the context of the paused pass, so that the state is as between two passes."""
     context = forward_context.set_forward_context(None)
     try:
         with get_forward().scoped(**ForwardFlags._DEFAULTS), expert_counts.aside(runner):
@@ -33,21 +33,21 @@ def aside(runner: Any) -> Iterator[None]:
 
 
 class Held(NamedTuple):
-    """The part of a paused pass that cannot be set up again."""
+    """The state of a paused pass that cannot be set up again."""
 
     fields: dict[str, Any]
-    """Fields of SET_IN_PASS that the pass has set, and their values."""
+    """Fields of SET_IN_PASS that the pass has set, with their values."""
     rows: int
-    """Tokens that are divided among ranks for layer normalization."""
+    """Number of tokens that the ranks divide among themselves for layer normalization."""
     counts: expert_counts.Counts
-    """How often each expert was chosen."""
+    """Number of times that each expert was chosen."""
     states: Any
-    """Metadata of linear attention, and the slots that its batch keeps states in: SGLang translates them in place."""
+    """Metadata of linear attention, and the slots of its batch's states: SGLang translates the slots in place."""
     slots: Any
 
 
 def hold(batch: Any) -> Held:
-    """Return what is lost when another batch runs in a pause of `batch`, in whose forward pass this is called."""
+    """Return the state of `batch` that is lost when another batch runs in its pause. Call it in the pass of `batch`."""
     metadata, linear = _metadata(), _linear()
     fields = {name: value for name in SET_IN_PASS if (value := getattr(metadata, name, None)) is not None}
     rows, counts = layernorm_sp.sp_num_tokens(), expert_counts.hold()
@@ -57,7 +57,7 @@ def hold(batch: Any) -> Held:
 
 
 def _metadata() -> Any:
-    # The pass keeps the backend that it has begun with: adaptive speculative decoding may give its runner another.
+    # The pass keeps the backend that it started with: adaptive speculative decoding can give the runner another.
     backend: Any = forward_context.get_attn_backend()
     return getattr(getattr(backend, "prefill_backend", backend), "forward_metadata", None)
 
@@ -67,27 +67,27 @@ def _linear() -> Any:
 
 
 def put_back(runner: Any, batch: Any, before: Held) -> None:
-    """Set up for `batch`, the one that goes on, what another batch has set up for itself. `before`: what ``hold`` has
-    returned."""
+    """Restore for `batch`, which goes on, the state that another batch has set up for itself. `before`: result of
+    ``hold``."""
     layernorm_sp.set_sp_num_tokens(before.rows)
     expert_counts.put_back(before.counts)
     if batch.global_num_tokens_cpu is not None:
-        # The lengths of what data-parallel ranks gather.
+        # Lengths of the buffers that data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)
         dp_attention.set_is_extend_in_batch(batch.is_extend_in_batch)
     if runner.lora_manager is not None:
-        # Which rows meet which adapter.
+        # The adapter of each row.
         runner.lora_manager.prepare_lora_batch(batch)
     if batch.forward_mode.is_idle():
         return
-    # Attention metadata: one object, or one set of buffers, for each backend.
+    # Attention metadata: each backend has one object, or one set of buffers.
     backend = forward_context.get_attn_backend()
     backend.init_forward_metadata(batch)
-    # A batch may run as two parts, each with a backend of its own.
+    # A batch can run as two parts, each with its own backend.
     parts = zip(backend.children, batch.tbo_children, strict=True) if batch.tbo_children else ()
     for of, its in ((backend, batch), *parts):
         if its.num_prefix_chunks is not None and hasattr(of, "init_mha_chunk_metadata"):
-            # Latent attention has planned, in its first layer, how it reads the prefix.
+            # In its first layer, latent attention planned how to read the prefix.
             of.init_mha_chunk_metadata(its)
     for name, value in before.fields.items():
         setattr(_metadata(), name, value)

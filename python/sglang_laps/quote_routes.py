@@ -1,4 +1,4 @@
-"""``GET`` and ``POST /laps_quote``: answered by the HTTP process, from the state that the scheduler gave last."""
+"""``GET`` and ``POST /laps_quote``: the HTTP process answers from the state that the scheduler reported."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sglang_laps.kept import Kept
 from sglang_laps.quotes import states
 
 RANK = "dp_rank"
-"""Parameter: the data-parallel rank that is asked; without it the quote is the longest of all ranks."""
+"""Query parameter: data-parallel rank to quote for. Without it, the quote is the longest of all ranks."""
 
 
 def add(app: FastAPI, status: Kept[dict[str, Any]]) -> None:
-    """Add the routes. `status`: of all ranks, as /laps_status gives it."""
+    """Add the routes. `status`: status of all ranks, as in /laps_status."""
 
     @app.api_route(f"/{QUOTE_ROUTE}", methods=["GET", "POST"])  # type: ignore[untyped-decorator,unused-ignore]
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
     async def laps_quote(request: Request) -> Response:
-        """Quoted time to first token: of ``new`` and ``cached`` tokens, or of each in a list of such objects."""
+        """Quote the time to first token of ``new`` and ``cached`` tokens, or of each entry of a list."""
         body = await request.body() if request.method == "POST" else None
         try:
             asked, rank, oldest_s = _read(request.query_params, body)
@@ -38,7 +38,7 @@ def add(app: FastAPI, status: Kept[dict[str, Any]]) -> None:
 
 
 def _read(query: Mapping[str, str], body: bytes | None) -> tuple[list[Ask], int | None, float]:
-    """(requests asked about, rank, oldest state in seconds). Raises ValueError."""
+    """Return (requests to quote, rank, maximum age of the state in seconds). Raises ValueError."""
     given = dict(query)
     oldest_s = float(given.pop(MAX_AGE, 0.0))
     rank = int(given.pop(RANK)) if RANK in given else None
@@ -51,7 +51,7 @@ def _read(query: Mapping[str, str], body: bytes | None) -> tuple[list[Ask], int 
 
 
 def answer(status: dict[str, Any], asked: list[Ask], rank: int | None, age_s: float, *, one: bool) -> tuple[int, bytes]:
-    """Status and body of the answer. `one`: the only quote, not a list."""
+    """Return HTTP status and body of the answer. `one`: answer with the only quote instead of ``Quotes``."""
     found = [None if s is None else msgspec.convert(s, QuoteState) for s in states(status)]
     if rank is not None and not 0 <= rank < len(found):
         return error(400, f"{RANK} {rank}: there are {len(found)}")

@@ -13,10 +13,10 @@ _GAUGES = (
 
 
 class QuoteSeries:
-    """Gauges of the quotes of median requests, counters of how quotes turned out."""
+    """Gauges of the quotes for median requests, and counters of the outcomes of quotes."""
 
     def __init__(self, labels: dict[str, str]) -> None:
-        """`labels`: of every series."""
+        """`labels`: labels of every series."""
         from prometheus_client import Counter, Gauge
 
         gauge, names = partial(Gauge, multiprocess_mode="mostrecent"), [*labels, "class"]
@@ -33,7 +33,7 @@ class QuoteSeries:
         self._counted: dict[tuple[str, ...], int] = {}
 
     def show(self, quotes: dict[str, Any] | None) -> None:
-        """Set them from the entry ``quotes`` of a status."""
+        """Update gauges and counters from the entry ``quotes`` of a status."""
         if not quotes:
             return
         for cls, one in quotes["typical"].items():

@@ -1,4 +1,4 @@
-"""Quoted times to first token on one scheduler: of each request when it enters the queue, and how they turned out."""
+"""Quoted times to first token of one scheduler: a quote for each request that enters the queue, and its outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sglang_laps.flights import Flight, Lines, Totals
 
 
 class QuotedCore(LapsCore):
-    """Quotes each request that it sees; for the leading rank. What an event costs does not depend on how many wait."""
+    """Quotes each new request; for the leading rank. The cost of an event does not depend on how many requests wait."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class QuotedCore(LapsCore):
         clock: Callable[[], float] = time.perf_counter,
         **how: Any,
     ) -> None:
-        """`guaranteed`: see ``Quoter``. `how`: as of ``LapsCore``."""
+        """`guaranteed`: see ``Quoter``. `how`: arguments of ``LapsCore``."""
         super().__init__(pacer, classes, now=clock(), **how)
         self.quoter = Quoter(config, pacer, clock(), guaranteed=guaranteed and self.decode is None)
         self._clock, self._config = clock, config
@@ -46,7 +46,7 @@ class QuotedCore(LapsCore):
         found = super().lines(queue, slot)
         begun = self.chunked.in_progress(slot).reqs
         if len(self.quoter.backlog) > len(queue) + len(begun):
-            # Some were aborted.
+            # Some requests were aborted.
             self.quoter.backlog.keep({r.rid for r in (*queue, *begun)})
         return found
 
@@ -70,8 +70,8 @@ class QuotedCore(LapsCore):
         return done
 
     def quotes(self, now: float) -> dict[str, Any]:
-        """Entries in /laps_status (JSON-ready): ``quote``, from which others compute quotes, and ``quotes``, for
-        people: what a median request of each class would be quoted now, and how quotes have turned out."""
+        """Return two entries of /laps_status (JSON-ready). ``quote``: the state from which a reader computes quotes.
+        ``quotes``, for people: present quotes of a median request of each class, and the outcomes of quotes so far."""
         state = self.quoter.state(now, self._device(now), whole=True)
         quotes = {
             "typical": {} if state is None else typical(state, self.classes.lengths.told(now)),
@@ -81,7 +81,7 @@ class QuotedCore(LapsCore):
         return {"quote": None if state is None else to_builtins(state), "quotes": quotes}
 
     def _looked(self, req: Req, tag: Tag, cls: ClassName) -> None:
-        """A request has come, or more of it was found in the prefix cache."""
+        """Quote a new request, or update a request of which more tokens were found in the prefix cache."""
         if tag.quoted is not None:
             self.quoter.waits(req.rid, cls, tag.new_tokens, tag.history)
             return
@@ -90,7 +90,7 @@ class QuotedCore(LapsCore):
         quoted = self.quoter.came(
             now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), waited_s=waited_s, due=due
         )
-        # One that was retracted has had its first token.
+        # A retracted request already had its first token.
         tag.quoted = None if getattr(req, "retraction_count", 0) else quoted
 
     def _device(self, now: float) -> Device:
@@ -103,7 +103,7 @@ class QuotedCore(LapsCore):
 
 
 def typical(state: QuoteState, lengths: Lengths) -> dict[ClassName, Any]:
-    """Quote of the median request of each class so far, where there was any (JSON-ready)."""
+    """Return the quote of the median request so far of each class that had requests (JSON-ready)."""
     found: dict[ClassName, Quote] = {}
     for cls in CLASSES:
         own = [b for b in lengths.buckets if (b.new_tokens <= state.threshold * b.requests) == (cls == SHORT)]
@@ -117,5 +117,5 @@ def typical(state: QuoteState, lengths: Lengths) -> dict[ClassName, Any]:
 
 
 def states(status: dict[str, Any]) -> Sequence[dict[str, Any] | None]:
-    """Return the quote state of each data-parallel rank in a status; None where a rank has none."""
+    """Return the quote state of each data-parallel rank in a status; None for a rank without a quote state."""
     return [rank.get("quote") for rank in status.get("ranks") or [status]]

@@ -1,8 +1,8 @@
-"""The ranks of one scheduler: one decides, all act on it.
+"""The ranks of one scheduler: the leading rank decides, all ranks act on its plan.
 
-Tensor- and context-parallel ranks hear of a plan in their groups. Pipeline stages hear of it with the requests: SGLang
-sends the list that ``ingest_requests`` has returned to the next stage once the batch is built, so that the plan for
-this batch can stand at its end.
+Tensor- and context-parallel ranks receive the plan in their groups. Pipeline stages receive it with the requests:
+SGLang sends the list that ``ingest_requests`` returned to the next stage once the batch is built, so the plan for this
+batch can be appended to that list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Ranks:
     """Ranks that share one list of waiting requests."""
 
     def __init__(self, cp_group: Any, tp_group: Any) -> None:
-        """The groups on the CPU of this rank's context- and tensor-parallel peers."""
+        """`cp_group`, `tp_group`: CPU groups of this rank's context- and tensor-parallel peers."""
         parallel = get_parallel()
         self.leader: bool = not (parallel.attn_tp_rank or parallel.attn_cp_rank or parallel.pp_rank)
         self.saves = first_of_all(parallel)
@@ -26,17 +26,17 @@ class Ranks:
         self.stages: int = parallel.pp_size
         zigzag = parallel.enable_prefill_cp and parallel.cp_strategy == "zigzag"
         self.least = 2 * parallel.attn_cp_size if zigzag else 0
-        """Context parallelism divides each request among the ranks, twice: one with fewer new tokens than this would
-        have the whole step done by every rank."""
+        """Least new tokens of a request that zigzag context parallelism can divide, two parts for each rank; 0 without
+        it. With a smaller request, every rank would do the whole step."""
         self._later = parallel.pp_rank > 0
-        # The first rank of the second group is the one that has heard in the first.
+        # The first rank of the second group has received the plan in the first group.
         sized = (cp_group, parallel.attn_cp_size), (tp_group, parallel.attn_tp_size)
         self._groups = [group for group, size in sized if size > 1]
         self._requests: list[Any] = []
         self._came: Plan | None = None
 
     def agree(self, plan: Plan) -> Plan:
-        """The leading rank's plan, on every rank. Raises RuntimeError on a stage that none has come to."""
+        """Return the leading rank's plan, on every rank. Raises RuntimeError on a later stage that received no plan."""
         if self._later:
             came, self._came = self._came, None
             if came is None:
@@ -52,12 +52,12 @@ class Ranks:
         return plan
 
     def ingested(self, requests: list[Any]) -> None:
-        """Take in what this round has received: the very list that goes to the next stage."""
+        """Keep the list of requests that this round received: the same list object that goes to the next stage."""
         if self.stages > 1:
             self._requests = requests
 
     def dispatched(self, requests: list[Any]) -> list[Any]:
-        """Without a plan among them, which is kept. Raises RuntimeError where this stage has not used the last one."""
+        """Return `requests` without the plan, which is kept. Raises RuntimeError if the last plan was not used."""
         if not self._later:
             return requests
         plans = [r for r in requests if isinstance(r, Plan)]
@@ -68,14 +68,14 @@ class Ranks:
 
 
 def dp_size_by_room() -> int:
-    """How many data-parallel ranks requests are dealt out to by their bootstrap rooms; 1 also where the server has
-    another rule (``--load-balance-method``)."""
+    """Return the number of data-parallel ranks that bootstrap rooms address; 1 also if the server has another rule
+    (``--load-balance-method``)."""
     parallel = get_parallel()
     return int(parallel.num_dp_ranks) if parallel.load_balance_method == "follow_bootstrap_room" else 1
 
 
 def first_of_all(parallel: Any) -> bool:
-    """Return True if this is the first rank of the first stage of the first data-parallel one."""
+    """Return True if this is the first rank of the first stage of the first data-parallel rank."""
     return not any(
         (parallel.attn_tp_rank, parallel.attn_cp_rank, parallel.attn_dp_rank, parallel.dp_rank, parallel.pp_rank)
     )

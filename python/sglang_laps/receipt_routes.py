@@ -18,7 +18,7 @@ from sglang_laps import answering
 from sglang_laps.asking import ask
 
 SLOWEST = 20
-"""Receipts where it is not said which."""
+"""Number of receipts in the answer if the query does not say which receipts."""
 LONGEST_S = 600.0
 """Longest timeline (seconds)."""
 
@@ -35,12 +35,12 @@ async def laps_receipts(
     cls: Annotated[ClassName | None, Query(alias="class")] = None,
     seconds: Annotated[float | None, Query(gt=0.0)] = None,
 ) -> Response:
-    """Receipts of the last requests: of ``rid``; the ``slowest`` of them first; those of a ``class``; those that had
-    their first token in so many last ``seconds``. Where none of rid, slowest and seconds is given, the slowest 20."""
+    """Return receipts of the last requests. Filters: ``rid``; ``class``; first token in the last ``seconds``; the
+    number of the ``slowest``, slowest first. Without rid, slowest and seconds: the slowest 20."""
     if rid is None and seconds is None:
         slowest = slowest or SLOWEST
     ranks = await _ask(recent.Query(rid=rid, slowest=slowest, cls=cls, seconds=seconds))
-    # Thousands of them would keep others waiting.
+    # Decoding thousands of receipts here would block other requests.
     return Response(await asyncio.to_thread(_told, ranks, slowest), media_type="application/json")
 
 
@@ -55,7 +55,7 @@ def _told(ranks: list[Any], slowest: int | None) -> bytes:
 @app.get(f"/{TRACE_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
 @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_trace(seconds: Annotated[float, Query(gt=0.0, le=LONGEST_S)] = 30.0) -> Response:
-    """Chrome trace events of so many last ``seconds``, for Perfetto."""
+    """Return Chrome trace events of the last ``seconds``, for Perfetto."""
     ranks = await _ask(recent.Query(timeline=True, seconds=seconds))
     return Response(await asyncio.to_thread(_drawn, ranks), media_type="application/json")
 

@@ -1,5 +1,5 @@
-"""Receipts of one scheduler: notes what the device runs and what is held back, and makes an account of each request as
-its first token leaves. On the leading rank alone, which sends them."""
+"""Receipts of one scheduler: records what the device runs and which batches are held, and makes an account of each
+request as its first token leaves. Only on the leading rank, which sends the receipts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 SENT = b""
-"""Stands in a request for a receipt that has left."""
+"""Marks a request whose receipt has been sent."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -41,14 +41,14 @@ class Receipts:
         self._core, self._dp_rank = core, dp_rank
         self.ledger, self.recent = Ledger(), Recent()
         self.quiet = False
-        """No request can have its first token in what is sent now."""
+        """True while the output that is sent cannot hold a first token."""
         self._waiting = 0
-        """Receipts of requests that have their first token, and are answered later in one."""
+        """Number of receipts not sent yet, of requests whose first token leaves later, with the rest of the answer."""
 
-    # -- what the device runs
+    # -- the device
 
     def begins(self, flight: Flight) -> None:
-        """A batch goes to the device."""
+        """Record that a batch starts on the device."""
         predicted_s = self._core.pacer.model.predict(flight.shape) if flight.shape else None
         run = flight.run = Run(
             cls=flight.cls,
@@ -78,7 +78,7 @@ class Receipts:
 
     @contextmanager
     def result_of(self, flight: Flight | None) -> Iterator[None]:
-        """A result is processed in here; `flight`: None = it is no prefill batch."""
+        """Process a result in this context, which records it. `flight`: None if the result is of no prefill batch."""
         self.quiet = flight is None or not flight.reqs
         if flight is not None:
             self._ended(flight, time.perf_counter())
@@ -88,7 +88,7 @@ class Receipts:
             self._processed(flight)
 
     def stepped(self, step: Step) -> None:
-        """A decode step had the device."""
+        """Record a decode step that occupied the device."""
         decode = self._core.decode
         predicted_us = None if decode is None else whole_us(decode.step_s) or None
         depth = len(self._core.under_way) if step.within else 0
@@ -97,7 +97,7 @@ class Receipts:
         self.ledger.ended(run, begin_us, whole_us(step.started if step.done is None else step.done))
 
     def decided(self, plan: Plan, lines: Lines, *, paused: bool, joint: bool, built: bool) -> None:
-        """A round's decision was tried."""
+        """Record why requests wait, after the decision of a round was tried."""
         now_us, short, long = whole_us(time.perf_counter()), bool(lines.short), bool(lines.long)
         by_plan = held_short(plan, long=long or paused, joint=joint, built=built)
         self.ledger.hold(now_us, SHORT, by_plan if short else None, waits=short)
@@ -108,12 +108,12 @@ class Receipts:
 
     @property
     def due(self) -> bool:
-        """True if what is sent now may hold a receipt."""
+        """Return True if the output that is sent now can hold a receipt."""
         return self._waiting > 0 or not self.quiet
 
     def leaving(self, reqs: Sequence[Req]) -> list[list[tuple[bytes, bool]]]:
-        """Receipts of requests of which output leaves: as JSON, and True if it comes with the first token. An empty
-        list where there is none, or it has left already."""
+        """Return the receipts of requests whose output is sent now: as JSON, and True if sent with the first token. The
+        list of a request without a receipt, or whose receipt was already sent, is empty."""
         now, found = time.perf_counter(), list[list[tuple[bytes, bool]]]()
         for req in reqs:
             made = getattr(req, META_KEY, None)
@@ -126,8 +126,8 @@ class Receipts:
         return found
 
     def _processed(self, flight: Flight) -> None:
-        """Make receipts of those that are answered later, in one. (A prefill server answers once the decode server has
-        the KV cache.)"""
+        """Make receipts of requests that are answered later, in one output. (A prefill server makes no receipt here: it
+        answers once the decode server has the KV cache.)"""
         if self._core.decode is None:
             return
         now = time.perf_counter()
@@ -137,7 +137,7 @@ class Receipts:
                 self._waiting += 1
 
     def aborted(self, req: Req) -> None:
-        """A request ends that has sent nothing."""
+        """Record the receipt of an aborted request that has sent no output."""
         if getattr(req, META_KEY, None) is None:
             setattr(req, META_KEY, SENT)
             self._make(req, time.perf_counter(), aborted=True)
@@ -183,10 +183,10 @@ class Receipts:
             )
         return text
 
-    # -- what is asked
+    # -- queries
 
     def answer(self, text: str) -> dict[str, Any]:
-        """Answer a ``Query`` (as JSON): ``receipts``, each as JSON, and how many are ``kept``; or a ``timeline``, an
+        """Answer a ``Query`` (as JSON): ``receipts``, each as JSON, and the number ``kept``; or a ``timeline``, an
         ``Extract`` as msgpack."""
         query = msgspec.json.decode(text, type=Query)
         now = time.perf_counter()

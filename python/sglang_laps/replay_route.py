@@ -1,5 +1,5 @@
-"""``POST /laps_replay``: what this server's last requests would have waited under other policies, computed in a process
-of its own."""
+"""``POST /laps_replay``: the waits that this server's last requests would have had under other policies, computed in a
+separate process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from sglang_laps.errors import error
 
 REPLAY_ROUTE = "laps_replay"
 LONGEST_S = 120.0
-"""A replay that takes longer is ended (seconds)."""
+"""Longest duration of a replay; a longer replay is ended (seconds)."""
 NICED = (
     "import os, sys; os.nice(19); from laps_plan.replay.command import run; "
     "sys.exit(run(sys.argv[1], float(sys.argv[2]), as_json=True))"
 )
-"""Program of the process: ``laps-plan --replay --json``, behind everything else that wants the CPU."""
+"""Program of the process: ``laps-plan --replay --json``, at the lowest CPU priority."""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The question."""
+    """Body of the request."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 60.0
-    """Length of the stretch that is replayed, up to now."""
+    """Length of the replayed period, which ends now (seconds)."""
 
 
 class Replays:
-    """Runs one replay at a time, whichever HTTP process of the server is asked."""
+    """Runs one replay at a time, for all HTTP processes of the server."""
 
     def __init__(self, url: Callable[[], str], key: Callable[[], str | None], longest_s: float = LONGEST_S) -> None:
-        """`url`, `key`: of the server itself."""
+        """`url`, `key`: URL and API key of the server itself."""
         self._url, self._key, self._longest_s = url, key, longest_s
 
     @classmethod
@@ -54,8 +54,8 @@ class Replays:
         return cls(url, lambda: get_serving().admin_api_key or get_serving().api_key)
 
     async def answer(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to a question: 200, 400 for what is none, 409 while another one runs, 503 where
-        there is nothing to replay, 504 where it took too long."""
+        """Run a replay. Return HTTP status and body: 200, 400 for an invalid body, 409 while another replay runs, 503
+        if the replay failed (nothing to replay, for example), 504 if the replay took too long."""
         try:
             wanted = msgspec.json.decode(body or b"{}", type=Wanted)
         except (msgspec.MsgspecError, UnicodeError) as e:
@@ -78,7 +78,7 @@ class Replays:
         except TimeoutError:
             return error(504, f"the replay took longer than {self._longest_s:g} s")
         finally:
-            # Also where the client has gone.
+            # Also if the client has disconnected.
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -89,8 +89,8 @@ class Replays:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Hold the lock of this server's replays; False if another has it."""
-        # A name that one process of the machine has, and loses when it ends.
+        """Hold the lock of this server's replays; yield False if another replay holds the lock."""
+        # An abstract socket name: one process of the machine can bind the name, and loses the name when it ends.
         with socket.socket(socket.AF_UNIX) as held:
             try:
                 held.bind(f"\0laps-replay {self._url()}"[:100])

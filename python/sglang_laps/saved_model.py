@@ -18,8 +18,8 @@ PERIOD_S = 10.0
 
 
 def load(path: str | None) -> LatencyModel:
-    """Read what ``save`` wrote, or the profile of a device. A new model where `path` is None, or its folder has no such
-    file yet.
+    """Read a file that ``save`` wrote, or the profile of a device. Return a new model if `path` is None or, in an
+    existing folder, names no file yet.
 
     Raises ConfigError.
     """
@@ -44,8 +44,8 @@ def load(path: str | None) -> LatencyModel:
 
 
 def save(model: LatencyModel, path: str) -> None:
-    """Write it: all of it or nothing. Raises OSError."""
-    # A server that starts now may read it, and this one may end at any moment.
+    """Write the whole file or nothing. Raises OSError."""
+    # A starting server can read the file, and this process can end, at any moment.
     half = f"{path}.{os.getpid()}.tmp"
     try:
         Path(half).write_text(model.to_json(), "utf-8")
@@ -57,16 +57,16 @@ def save(model: LatencyModel, path: str) -> None:
 
 
 class Saver:
-    """Writes one model to one file, as it learns."""
+    """Writes one model to one file, as the model learns."""
 
     def __init__(self, model: LatencyModel, path: str | None) -> None:
-        """`path` None = never; nor is the profile of a device written over."""
+        """`path`: None = never write. The profile of a device is never overwritten."""
         self._model, self._path = model, None if path and Profile.find(path) else path
         self._at_s: float | None = None
         self._observed = 0
 
     def when_due(self, now: float) -> None:
-        """Write it if it has learned since (`now`: seconds); call it when idle."""
+        """Save the model at `now` (seconds) if it has learned since, at most every PERIOD_S; call it when idle."""
         model = self._model
         if self._path is None or not model.fitted or model.observed == self._observed:
             return

@@ -1,4 +1,4 @@
-"""SGLang's prefill scheduler with LAPS: overrides of a few lines each. What they do is in ``core`` and ``builder``."""
+"""SGLang's prefill scheduler with LAPS: overrides of a few lines each. ``core`` and ``builder`` do the work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler as Stock
 else:
-    Stock = object  # the class it is mixed into, see scheduler_class
+    Stock = object  # the class that the mixin extends, see scheduler_class
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     laps_config: LapsConfig
     laps: Laps | None = None
-    """None = off: then every method here is SGLang's own, but for the status that says why."""
+    """None if LAPS is off: every method here then does what SGLang's does; the status also gives the reason."""
     laps_off_reason: str | None = None
     chunked_req: Req | None
     waiting_queue: list[Req]
@@ -52,19 +52,19 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- one round
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
-        """Build the next batch of one class."""
+        """Build the next prefill batch as LAPS plans it."""
         if self.laps is None or self.disaggregation_mode == DisaggregationMode.DECODE:
             return super().get_new_batch_prefill(running_batch)
         return self.laps.builder.build(running_batch)
 
     def get_prefill_adder_class(self) -> Any:
-        """The stock adder, or the one for the batch that is built."""
+        """Return the adder class for the batch that is being built, or SGLang's."""
         made = self.laps and self.laps.builder.adder
         return made or super().get_prefill_adder_class()
 
     def ingest_requests(self, stop_at_pause: bool = False) -> Any:
-        """Receive requests, as late as there is time to decide. While a short batch is held back the overlap loop is
-        told that something came, or it would not ask for a batch again before the one that runs is done."""
+        """Receive requests as late as the decision on the next batch allows. While a short batch is held, return a list
+        that is not empty: else the overlap loop asks for no batch before the running batch is done."""
         late = self.laps and self.laps.late
         early = late.wait(partial(super().ingest_requests, stop_at_pause)) if late else []
         received = super().ingest_requests(stop_at_pause)
@@ -77,15 +77,15 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return received or ([None] if self.enable_overlap and self.laps.core.holding else received)
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
-        """Dispatch what was received; of later pipeline stages, without the plan that has come with it."""
+        """Dispatch received requests. On a later pipeline stage, take out the plan that came with the requests."""
         super().process_input_requests(recv_reqs if self.laps is None else self.laps.ranks.dispatched(recv_reqs))
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
-        """Check in and send the chunk that ran last, once: a parked prompt has nothing new to send."""
+        """Cache and send the chunk that ran last, once: a parked prompt has nothing new to send."""
         sent = False
         if self.laps is not None:
             if self.laps.ranks.stages > 1:
-                # SGLang's loop for pipelines does not: there an aborted prompt runs to its end.
+                # SGLang's loop for pipelines does not do this: there an aborted prompt runs to its end.
                 self.process_pending_chunked_abort()
             chunked = self.laps.core.chunked
             chunked.keep(self._laps_wanted)
@@ -96,54 +96,54 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
 
     def _laps_wanted(self, req: Any) -> bool:
-        """False once no decode server will take a prompt that was begun before its server was known: then it has been
-        answered and its memory is free."""
+        """Return False once no decode server will take a prompt that started before its decode server was known: the
+        prompt has then been answered and its memory is free."""
         return not req.pending_bootstrap or self.check_bootstrap(req) or not is_aborted(req)
 
     @contextmanager
     def _laps_slot(self, req: Req | None) -> Iterator[None]:
-        """Have `req` in the slot for the prompt in progress."""
+        """Put `req` into the slot for the prompt in progress while the context lasts."""
         held, self.chunked_req = self.chunked_req, req
         try:
             yield
         finally:
             self.chunked_req = held
 
-    # -- what the rest of SGLang must see
+    # -- SGLang's view of paused batches and parked prompts
 
     def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
-        """With what is paused and what is between two chunks: these requests are aborted, and time out, as others."""
+        """Return SGLang's batches, paused batches and parked prompts: their requests can be aborted and time out."""
         batches: list[Any] = super()._collect_inflight_batches()
         if self.laps is None:
             return batches
         return [*batches, *self.laps.pauses.in_flight(), self.laps.core.chunked.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
-        """Return True if the adapter of a request finds a place, beside those that stay where they are."""
+        """Return True if the request's LoRA adapter fits beside the adapters that must stay loaded."""
         if self.laps is not None:
             running_loras = running_loras | self.laps.pauses.adapters_in_use()
         return super().can_schedule_lora_req(req, running_loras)  # type: ignore[no-any-return]
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
-        """Nothing runs, waits, or is parked."""
+        """Return True if nothing runs, waits, or is parked."""
         idle: bool = super().is_fully_idle(*args, **kwargs)
         return idle if self.laps is None else idle and not (self.laps.core.chunked.parked or self.laps.core.under_way)
 
     def abort_request(self, recv_req: AbortReq) -> None:
-        """Abort; of parked prompts too, each once it is safe."""
+        """Abort requests; a parked prompt once that is safe."""
         super().abort_request(recv_req)
         if self.laps is not None:
             self.laps.core.chunked.abort(recv_req.rid, every=recv_req.abort_all)
 
     def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
-        """Pause; where all that run are retracted, those that are parked are, too."""
+        """Pause. If SGLang retracts all running requests, retract the parked prompts, too."""
         super().pause_generation(recv_req)
         if self.laps is not None and self.laps.colocated and recv_req.mode == "retract":
             self.laps.colocated.retract_parked()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        """Queue a request. What was retracted waits anew, with all that is to be computed again; what comes while a
-        batch is built waits for the next plan."""
+        """Queue a request. A retracted request waits anew, with all tokens to be computed again. A request that comes
+        while a batch is built waits for the next plan."""
         if self.laps is not None and self.laps.colocated:
             req.laps_tag = None
         if self.laps is None or self.laps.builder.adder is None:
@@ -156,7 +156,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.waiting_queue = shown
 
     def process_pending_chunked_abort(self) -> None:
-        """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""
+        """End the aborted prompt in the slot, as SGLang does, and then each aborted parked prompt."""
         super().process_pending_chunked_abort()
         chunked = None if self.laps is None else self.laps.core.chunked
         for req in chunked.aborted() if chunked else ():
@@ -173,7 +173,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- batches on the device
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
-        """Run a batch, in slices if it is one of long work."""
+        """Run a batch, in slices if the plan asks for slices."""
         flight = None if self.laps is None else self.laps.core.take_next()
         if self.laps is not None and flight is None and self.laps.group is not None and not batch.reqs:
             flight = self.laps.core.idle(batch)
@@ -195,7 +195,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.marks:
             flight.marks = begin, self.laps.marks.now()
         if self.laps.synchronous:
-            # The overlap loop runs the next batch before it processes this one's result.
+            # The overlap loop runs the next batch before it processes the result of this batch.
             flight.done = time.perf_counter()
         flight.stock = bool(flight.reqs) and graphs.replays(runner) == replays and not flight.abandoned
         if flight.reqs or flight.within:
@@ -203,7 +203,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
-        """Process a result and enter the device time it took."""
+        """Process a result and record the device time of its batch."""
         if self.laps is None:
             super().process_batch_result(batch, result)
             return
@@ -217,13 +217,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # The result comes when the last stage is done, long after this one.
             flight.took_s = self.laps.marks.seconds(*flight.marks)
         elif flight is not None and flight.done is None and result.copy_done is not None:
-            # The stock method waits for the same event first; what it does after that is not the step.
+            # SGLang's method waits for the same event first; its work after that is not part of the step.
             result.copy_done.synchronize()
             flight.done = time.perf_counter()
             if self.laps.marks:
-                # Launched behind others it began when they had ended.
+                # A batch that was launched behind other batches started when these had ended.
                 flight.started = flight.done - self.laps.marks.seconds(*flight.marks)
-        # It asks the slot whether a cut prompt goes on.
+        # SGLang asks the slot whether a cut prompt goes on.
         parked = flight is not None and flight.cut in core.chunked.parked
         receipts = self.laps.receipts
         slot = self._laps_slot(flight.cut) if parked and flight else nullcontext()
@@ -236,7 +236,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 self.laps.group.ended(flight)
 
     def on_idle(self) -> None:
-        """Idle housekeeping; the gauges follow."""
+        """Do SGLang's idle housekeeping; update the gauges and save the latency model if due."""
         if self.laps is not None:
             now = time.perf_counter()
             self._laps_tell(now)
@@ -246,13 +246,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- receipts
 
     def get_output_streamer_class(self) -> Any:
-        """The streamer that takes receipts along, where they are kept."""
+        """Return the streamer that sends receipts, if receipts are kept and no other streamer is in use."""
         stock = super().get_output_streamer_class()
         plain = stock is LapsOutputStreamer.__base__ and self.rust_server is None
         return LapsOutputStreamer if plain and self.laps_config.receipts else stock
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
-        """Tell the client that its request ends while it waits."""
+        """Record a receipt, and tell the client that its waiting request was aborted."""
         if self.laps is not None and self.laps.receipts is not None:
             self.laps.receipts.aborted(req)
         super().send_abort_output(abort_req, req)
@@ -260,12 +260,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- status
 
     def _laps_tell(self, now: float, done: Any = None) -> None:
-        """Prometheus, if this rank serves it."""
+        """Update the Prometheus series if this rank serves them. `done`: counters to add, by class."""
         if self.laps is not None and self.laps.series is not None:
             self.laps.series.tell(now, self.laps_status, done or {})
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        """SGLang's internal state with a "laps" entry: /server_info and /laps_status read it."""
+        """Answer a query for receipts, or return SGLang's internal state with the entry "laps" for /laps_status."""
         if self.laps is not None and (answer := answered(recv_req, self.laps.receipts)) is not None:
             return answer
         output = super().get_internal_state(recv_req)
@@ -273,7 +273,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """Return what this scheduler is doing."""
+        """Return the LAPS status of this scheduler."""
         if self.laps is None:
             said = off(self.laps_config, self.laps_off_reason)
         else:
@@ -284,8 +284,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:
-    """The subclass of SGLang's Scheduler that LAPS puts in its place."""
-    # By __wrapped__ who looks for SGLang's own (``seams``) finds it.
+    """Return the subclass of SGLang's Scheduler that LAPS puts in its place."""
+    # Code that looks for SGLang's own class (``seams``) finds the class by __wrapped__.
     return type(
         "LapsScheduler", (LapsPrefillMixin, *compat.bases(), stock), {"laps_config": config, "__wrapped__": stock}
     )

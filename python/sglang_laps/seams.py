@@ -1,7 +1,7 @@
-"""Table of every SGLang name that is hooked, replaced, overridden, set or followed.
+"""Table of every SGLang name that LAPS hooks, replaces, overrides, sets, uses or follows.
 
-SGLang logs a hook that it cannot apply, and goes on without it; so names are checked before they are hooked, and hooks
-after SGLang has applied them.
+SGLang only logs a hook that it cannot apply, and continues without it. So names are checked before they are hooked, and
+hooks after SGLang has applied them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from sglang_laps.support import refuse
 
 ROOT = "sglang.srt."
 Way = Literal["hooked", "replaced", "overridden", "set", "used", "followed"]
-"""`overridden`: by a subclass, or the class that is subclassed. `set`: an attribute of an instance, or of the class.
-`used`: called in a way of our own. `followed`: our code does the same steps, so its source is checked."""
+"""`overridden`: by a subclass, or the class that is subclassed. `set`: an attribute of an instance or of the class.
+`used`: called in LAPS's own way. `followed`: LAPS's code does the same steps, so the source is checked."""
 
 
 class Seam(NamedTuple):
-    """One name."""
+    """One SGLang name."""
 
     name: str
-    """Below ``sglang.srt``."""
+    """Dotted name below ``sglang.srt``."""
     way: Way
     where: str
-    """The module of ours, or several."""
+    """LAPS's module, or several."""
     when: str
     says: str | None
-    """In the newest release (``compat``: in others): parameters of a function or class (with a default: `name=`), or
-    the digest of the source of one that is followed, as released and as ``laps-patch apply --server`` has it; None: the
-    name has only to exist. An attribute in brackets is made by the class, and not looked for."""
+    """Expectation for the newest release (``compat``: for others). Function or class: its parameters (`name=` with a
+    default). `followed`: digests of the source as released and as ``laps-patch apply --server`` has it. None: the name
+    only has to exist. An attribute in brackets is made by the class at run time, and not looked for."""
 
 
 _ON, _ALWAYS, _GRAPHS, _HOST = "LAPS is on", "always", "prefill graphs", "no GPU"
@@ -70,7 +70,7 @@ _RECEIPTS: tuple[Seam, ...] = (
     Seam(f"{_MANAGER}._stream_one_response", "hooked", "answering", _TOLD, "self, obj, state, request="),
     Seam(f"{_MANAGER}.convert_to_span_attrs", "hooked", "answering", _TOLD, "self, state, recv_obj, i"),
 )
-"""Names for receipts."""
+"""Names that receipts need."""
 
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _ALWAYS, "parser"),
@@ -195,11 +195,11 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 _registered: set[str] = set()
-"""Targets of hooks, in this process."""
+"""Targets of the hooks that are registered in this process."""
 
 
 def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] = SEAMS) -> None:
-    """Register a hook of a name in `table`. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for another name."""
+    """Register a hook on a name in `table`. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for any other name."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     way = "replaced" if kind == "REPLACE" else "hooked"
@@ -215,7 +215,8 @@ def hooked(name: str) -> bool:
 
 
 def wrong_release() -> str | None:
-    """Why the installed SGLang cannot be extended, or None. Imports all that is in the table, if it cannot."""
+    """Return why the installed SGLang cannot be extended, or None. Imports the table's modules of an unknown
+    release."""
     if compat.installed() in compat.RELEASES:
         return None
     wrong = next((why for seam in SEAMS if (why := changed(seam))), None)
@@ -224,14 +225,14 @@ def wrong_release() -> str | None:
 
 
 def require(table: Sequence[Seam] = SEAMS) -> None:
-    """End the process with one line where a name that was imported is not as it was."""
+    """End the process with one line if a name in an imported module differs from SGLang's release."""
     wrong = next((why for seam in table if _imported(seam.name) and (why := changed(seam))), None)
     if wrong:
         refuse(f"this is not SGLang {compat.installed()} as it was released: {wrong}")
 
 
 def require_applied() -> None:
-    """End the process with one line where SGLang has not applied a hook; call it after ``HookRegistry.apply_hooks``."""
+    """End the process with one line if SGLang has not applied a hook. Call it after ``HookRegistry.apply_hooks``."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     if lost := sorted(_registered - HookRegistry._patched):
@@ -239,13 +240,13 @@ def require_applied() -> None:
 
 
 def _imported(name: str) -> bool:
-    """Return True if its module is imported: to import one takes seconds, and what is not imported is not used here."""
+    """Return True if the name's module is imported. Imports take seconds, and this process uses no other modules."""
     module = takewhile(str.islower, name.split(".")[:-1])
     return ROOT + ".".join(module) in sys.modules
 
 
 def changed(seam: Seam) -> str | None:
-    """Difference of a name from SGLang's release, in a few words; None if there is none. Imports its module."""
+    """Return how a name differs from SGLang's release, in a few words, or None. Imports the name's module."""
     name = seam.name.partition(".[")[0]
     owner, _, attribute = name.rpartition(".")
     if name in compat.release().lacks:
@@ -264,7 +265,7 @@ def changed(seam: Seam) -> str | None:
 
 
 def digest(function: Any) -> str:
-    """The source of a function, for comparison; empty where it cannot be read."""
+    """Return a digest of a function's source, for comparison; empty if the source cannot be read."""
     try:
         return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:12]
     except OSError:
@@ -272,7 +273,7 @@ def digest(function: Any) -> str:
 
 
 def parameters(function: Any) -> Iterator[str]:
-    """Names of the parameters, as ``Seam.says`` has them."""
+    """Yield the names of the parameters in the notation of ``Seam.says``."""
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     found = inspect.signature(function).parameters.values()
     star = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)

@@ -1,8 +1,8 @@
-"""Long batches in slices, with a pause between two slices in which other work may run (FlowPrefill).
+"""Long batches in slices, with a pause between two slices in which other work can run (FlowPrefill).
 
-The model's own forward pass runs. What stands before its layers, and before the operators in them, counts what is done,
-and where a slice is over it calls the pause in the middle of the pass. To everything around it (sampling, streams,
-results) it is one forward pass that takes long; what happens in the pauses is the caller's.
+The model's own forward pass runs. Wrappers before its layers and operators count the finished work, and call the pause
+in the middle of the pass when a slice is over. For the code around it (sampling, streams, results) this is one forward
+pass that takes long. The caller decides what happens in a pause.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
-"""Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
+"""Quantizations that leave activations alone. Scales over all rows would make results depend on the blocks of rows."""
 STAGES = "model_forward_stages"
-"""Function of SGLang, in modules of models, that runs layers for two parts of a batch at once."""
+"""SGLang function, in modules of models, that runs layers for two parts of a batch at once."""
 SHORTER, LONGER = 0.94, 1.02
-"""Factors by which the estimated cost of a pause follows one that took less, or more: a quarter take less. A mean would
-count what other processes take of a busy core."""
+"""Factors by which the estimated cost of a pause moves after a shorter and after a longer pause: a quarter of the
+pauses are shorter. A mean would include the time that other processes take from a busy core."""
 
 
 def fits(batch: ScheduleBatch) -> bool:
-    """Return True if this batch can be run in slices."""
+    """Return True if this batch can run in slices."""
     return bool(batch.forward_mode == ForwardMode.EXTEND)
 
 
 class _Pass:
-    """One forward pass in slices, each of which costs at most `share` of it."""
+    """State of one forward pass in slices. ``order`` gives the size or the number of slices."""
 
     def __init__(self, batch: Any, everything: Operator, layers: int, order: Order) -> None:
-        # A rank without requests runs an idle batch beside the others.
+        # A rank without requests runs an idle batch beside the other ranks.
         shape = list(zip(batch.extend_seq_lens_cpu or (), batch.extend_prefix_lens_cpu or (), strict=True))
         self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
         self.batch, self.pause = batch, order.pause
-        # What ranks compute differs from one to the other: what they run together is cut by layers alone.
+        # The work differs from rank to rank, so ranks that run a pass together cut it by layers alone.
         self.even = Even(layers, order.parts) if order.parts else None
         self.total = float(layers) if self.even else everything.cost(self.tokens, self.pairs)
         self.cut = Cut(order.layers / layers * self.total)
@@ -68,10 +68,10 @@ class _Pass:
 
 
 class Slices(Armed):
-    """Stands before one model runner's ``forward``, and before the operators of its model."""
+    """Wraps one model runner's ``forward``, and the operators of its model."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises NoLayers where the model has none to pause between."""
+        """Raises NoLayers if the model has no layers to pause between."""
         stack = decoder_layers(runner.model)
         self.layers = len(stack)
         self._runner, self._whole = runner, runner.forward
@@ -83,12 +83,12 @@ class Slices(Armed):
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
         self.operators = len(found) // self.layers
-        """At how many points of a layer a pass can be paused, blocks of rows aside."""
+        """Number of points in a layer at which a pass can be paused, blocks of rows not counted."""
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         layers = set(map(id, stack))
         for module, operator in found:
             run = self._in_blocks if operator.divisible else partial(self._after, enters=id(module) in layers)
-            # A hook of torch would cost every pass ten times what this does, in slices or not.
+            # A torch hook would cost every pass, in slices or not, ten times as much.
             module.forward = partial(run, module.forward, operator)
         if encodes_layer_by_layer(runner):
             for module, operator in encoder_points(runner.model):
@@ -106,13 +106,12 @@ class Slices(Armed):
 
     @property
     def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown."""
+        """Least host time (seconds) to launch a whole pass in slices with its pauses; 0 if unknown, or on a CPU."""
         return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
 
     @property
     def pause_s(self) -> float:
-        """Time (seconds) that a pause in which nothing runs costs a pass; 0 if unknown, or where the device computes
-        meanwhile."""
+        """Time (seconds) that an empty pause costs a pass; 0 if unknown, or if the device computes meanwhile."""
         return self._pause_s if self._events is None else 0.0
 
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +121,7 @@ class Slices(Armed):
             self._no_result.learn(output)
             return output
         now = _Pass(forward_batch, self._all, self.layers, armed)
-        # While a graph is replayed no module is called.
+        # Without prefill graphs: a graph replay calls no modules.
         try:
             with self._under(now, None):
                 output = self._whole(forward_batch, *args, **kwargs)
@@ -135,7 +134,7 @@ class Slices(Armed):
 
     @contextmanager
     def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:
-        """The pass in slices is `now`, and these are the runner's prefill graphs."""
+        """Make `now` the pass in slices, and `graphs` the runner's prefill graphs, while the context lasts."""
         runner = self._runner
         held = self._pass, runner.prefill_cuda_graph_runner
         if now is not None:
@@ -147,7 +146,7 @@ class Slices(Armed):
             self._pass, runner.prefill_cuda_graph_runner = held
 
     def _load_batch(self, load: Callable[..., Any], forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
-        """SGLang copies a batch into buffers that all batches share: those in the pauses would overwrite them."""
+        """Keep a pass in slices out of SGLang's shared buffers, which a batch in a pause would overwrite."""
         now = self._pass
         if now is None:
             return load(forward_batch, *args, **kwargs)
@@ -157,8 +156,8 @@ class Slices(Armed):
     # -- before the operators
 
     def _after(self, whole: Callable[..., Any], operator: Operator, /, *args: Any, enters: bool, **kwargs: Any) -> Any:
-        """An operator that runs whole. `enters`: a layer begins with it."""
-        # Also called while a graph is captured or compiled: then no pass is under way.
+        """Pause if due, then run a whole operator. `enters`: a layer starts with this operator."""
+        # Also called while a graph is captured or compiled; then no pass in slices is under way.
         now = self._pass
         if now is not None:
             if now.even is None:
@@ -168,8 +167,8 @@ class Slices(Armed):
         return whole(*args, **kwargs)
 
     def _in_stages(self, whole: Callable[..., Any], *, layers: Any, hidden_states: Any, **kwargs: Any) -> Any:
-        """Layers that run for two parts of a batch at once (--enable-two-batch-overlap). Before a pause both parts are
-        through with all layers up to there."""
+        """Run layers for two parts of a batch at once (--enable-two-batch-overlap), with pauses. Before a pause both
+        parts have passed all layers up to there."""
         now, begin = self._pass, 0
         if now is None or now.even is None:
             return whole(layers=layers, hidden_states=hidden_states, **kwargs)
@@ -182,7 +181,7 @@ class Slices(Armed):
         return whole(layers=layers[begin:], hidden_states=hidden_states, **kwargs)
 
     def _in_blocks(self, whole: Callable[..., Any], operator: Operator, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """A dense MLP. Its widest activations are as long as the block, and none is held while another batch runs."""
+        """Run a dense MLP in blocks of rows. A pause between blocks holds none of the MLP's widest activations."""
         now = self._pass
         if now is None or now.even is not None:
             return whole(x, *args, **kwargs)
@@ -199,7 +198,7 @@ class Slices(Armed):
         return done[0] if n == 1 else torch.cat(done)
 
     def _encode(self, whole: Callable[..., Any], operator: Operator, /, *args: Any, **kwargs: Any) -> Any:
-        """A layer of an encoder."""
+        """Pause if due, then run a layer of an encoder."""
         now = self._pass
         if now is not None and now.even is None:
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
@@ -213,7 +212,7 @@ class Slices(Armed):
             self._between(now, before)
 
     def _between(self, now: _Pass, done: float) -> None:
-        """Pause between two slices; ``done``: cost of the operators so far."""
+        """Pause between two slices. ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
         begin, before = time.perf_counter(), hold(now.batch)
@@ -223,14 +222,14 @@ class Slices(Armed):
             put_back(self._runner, now.batch, before)
         elif done > now.since:
             pause_s = time.perf_counter() - begin
-            if now.since:  # the first of a pass takes in the results before it, which is no cost of pausing
+            if now.since:  # the first pause of a pass processes earlier results, which is no cost of pausing
                 self._pause_s = self._pause_s * (SHORTER if pause_s < self._pause_s else LONGER) or pause_s
             launch_s += pause_s
             self._launch_s = min(self._launch_s, launch_s * now.total / (done - now.since))
         now.since, now.resumed = done, time.perf_counter()
 
     def _keep_pace(self, sent: deque[Any]) -> None:
-        """Let the host be one slice ahead of the device, and no more: preemption would come too late."""
+        """Let the host be at most one slice ahead of the device; further ahead, preemption would come too late."""
         if self._events is None:
             return
         event = self._events.Event()
@@ -241,6 +240,6 @@ class Slices(Armed):
 
 
 def cutter(scheduler: Scheduler, emulated: Cutter | None, *, together: bool) -> Cutter | str:
-    """The cutter of this server's long batches, or why there is none. Arguments: as of ``why_not``."""
+    """Return the cutter of this server's long batches, or the reason why there is none. Arguments: see ``why_not``."""
     reason = why_not(scheduler, emulated, together=together)
     return reason or emulated or Slices(scheduler.tp_worker.model_runner)

@@ -1,4 +1,4 @@
-"""A device that stands in for the real one of a scheduler, where another package has put one there."""
+"""A device that replaces the real device of a scheduler, if another package has put one there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StandIn(Cutter, Protocol):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of its Prometheus series."""
+        """Return the labels of the device's Prometheus series."""
         ...
 
     def status(self) -> dict[str, Any]:

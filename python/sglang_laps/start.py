@@ -1,4 +1,4 @@
-"""LAPS for one scheduler, put together when it starts."""
+"""The parts of LAPS in one scheduler, put together when the scheduler starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_off(scheduler: Scheduler, adder: type) -> str | None:
-    """Why LAPS has nothing to do in this scheduler, or None. `adder`: what its batches are built with."""
+    """Return why LAPS has nothing to do in this scheduler, or None. `adder`: builds the scheduler's batches."""
     reason = off_reason(resolved(scheduler.server_args))
     if reason is None and adder is not PrefillAdder:
         return f"this scheduler builds its batches with {adder.__name__}, not PrefillAdder"
@@ -65,7 +65,7 @@ class Laps:
     """All parts of LAPS in one scheduler."""
 
     def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
-        """`stock`: the scheduler's own way to the next batch. Ends the process where LAPS cannot be."""
+        """`stock`: SGLang's method that builds the next batch. Ends the process if a knob or the profile is invalid."""
         page, colocated = scheduler.page_size, is_colocated(scheduler)
         chunk: int | None = scheduler.chunked_prefill_size
         if chunk is not None:
@@ -83,13 +83,13 @@ class Laps:
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
-        """State of slices: whether long batches run in them, the reason if not, and the number of points of a layer at
-        which they can be paused."""
+        """State of slices: whether long batches run in slices, the reason if not, and the number of points of a layer
+        at which a pass can be paused."""
         # Ranks that plan together pause together, or not at all.
         layers = 0 if cutter is None or alone is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)
-            # A fit takes longer than many a slice; its result is taken over by this thread, between two decisions.
+            # A fit takes longer than many slices; this thread takes over the result between two decisions.
             fits = ThreadPoolExecutor(1, "laps-fit").submit
             model.submit = fits
             most = scheduler.max_prefill_tokens
@@ -131,20 +131,20 @@ class Laps:
         else:
             self.core = LapsCore(pacer, classes, now=time.perf_counter(), **parts)
         self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
-        """A forward pass has ended when its call has: there is no device of its own."""
+        """True if a forward pass has ended when its call returns: no device runs behind the host."""
         self.marks = None if self.synchronous else self._marks(scheduler)
-        """Events by which times on the device are measured; None on a CPU."""
+        """Events that measure times on the device; None if ``synchronous``."""
         overlaps = scheduler.enable_overlap and not self.synchronous and ranks.stages == 1
         self.late = Late(scheduler, self.core, ranks) if overlaps and alone and not colocated else None
-        """Puts off decisions, in the overlap loop of a prefill server; None elsewhere."""
+        """Puts off decisions in the overlap loop of a prefill server; None elsewhere."""
         self.group = None if alone else self._group(scheduler, config, pacer, fits, cutter)
-        """The common plan of data-parallel ranks; None if there is none."""
+        """The common plan of data-parallel ranks; None if each rank plans alone."""
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
         self.dp_rank: int = get_parallel().dp_rank or 0
         self.receipts = Receipts(self.core, self.dp_rank) if config.receipts and ranks.leader else None
-        """Makes receipts; None on ranks that send no answers, or where none are kept."""
+        """Makes receipts; None on ranks that send no answers, and if no receipts are kept."""
         beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
@@ -154,15 +154,15 @@ class Laps:
             scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous, group=self.group
         )
         self.colocated = self.pauses if isinstance(self.pauses, Colocated) else None
-        """The pauses of a server that decodes, too; None if this server only prefills."""
+        """The pauses of a server that also decodes; None if this server only prefills."""
         told = (lambda _: None) if self.receipts is None else self.receipts.stepped
         self.steps = Steps(self.core, self.marks, told, self.group) if colocated else None
-        """Measures decode steps, where this server runs any."""
+        """Measures decode steps; None if this server only prefills."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         self.series = Series(labels, {} if device is None else device.labels, decodes=colocated) if tells else None
-        """For Prometheus, on one rank."""
+        """Prometheus series, on the leading rank; None if metrics are off."""
 
     def _group(
         self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any, cutter: Cutter | None

@@ -1,11 +1,11 @@
-"""Status of the LAPS scheduler of a prefill server: a snapshot of each rank, told over HTTP and as Prometheus series.
+"""Status of the LAPS scheduler of a server: a snapshot of each rank, reported over HTTP and as Prometheus series.
 
-Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
+A query changes no state: ranks are asked at different moments, or only one rank is asked, and all must stay alike.
 
-A new figure: compute it in ``snapshot``, say in ``merge`` how ranks add up, and name its series in one of the tables.
-A new counter by class: add a field to ``flights.Totals`` and to its ``add``, count it in ``Flight.totals``, and name it
-in ``_COUNTERS``; the status then has it, too. Test it in test_core.py. Add keys and series to docs/LAPS.md, which no
-test compares. Figures of the router: its ``telemetry``.
+A new figure: compute it in ``snapshot``, define in ``merge`` how ranks add up, and name its series in one of the
+tables. A new counter by class: add a field to ``flights.Totals`` and to its ``add``, count it in ``Flight.totals``, and
+name it in ``_COUNTERS``; the status then has it, too. Test it in test_core.py. Add keys and series to docs/LAPS.md,
+which no test compares. Figures of the router: its ``telemetry``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 PERIOD_S = 0.5
-"""The Prometheus gauges are set no more often than this."""
+"""Least time between two updates of the Prometheus gauges (seconds)."""
 
 
 def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
 
 
 def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: Mapping[str, Any]) -> dict[str, Any]:
-    """State of a scheduler with LAPS. Times in seconds, lengths in tokens. `slices`: what is known of them at start."""
+    """Return the state of a scheduler with LAPS. Times in seconds, lengths in tokens. `slices`: state at start."""
     now = time.perf_counter()
     pacer = core.pacer
     seen = core.classes.seen(scheduler.waiting_queue, now)
@@ -87,7 +87,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
 
 
 def _holds(scheduler: Scheduler) -> int:
-    """Tokens that its prefix cache has room for."""
+    """Return the number of tokens that the prefix cache can hold, on the device and on the host."""
     cache = scheduler.tree_cache
     if getattr(cache, "disable", False):
         return 0
@@ -119,10 +119,10 @@ def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
 
 
 def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One status from those of the data-parallel ranks."""
+    """Merge the statuses of the data-parallel ranks into one."""
     if not ranks:
         return Status(enabled=False, version=__version__).as_dict()
-    # They answer in any order.
+    # Ranks answer in any order.
     ranks = sorted(ranks, key=lambda r: r.get("dp_rank", 0))
     first = dict(ranks[0])
     head = read_status(first)
@@ -147,7 +147,7 @@ def _add_or_max(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _decode(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Steps of all ranks; times are those of the slowest."""
+    """Return the sum of the ranks' counters; times are those of the slowest rank."""
 
     def worst(values: list[Any]) -> Any:
         return max((v for v in values if v is not None), default=None)
@@ -177,7 +177,7 @@ _GROUP = (
     ("budget_s", "group_budget_seconds", "Predicted time of the last such step."),
     ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
 )
-"""Gauges of a rank that plans with others: key in the snapshot's group, name, help."""
+"""Gauges of a rank that plans with other ranks: key in the snapshot's group, name, help."""
 _DECODE: tuple[tuple[str, str, float, str, str], ...] = (
     ("tbt_ms", "p50", 1e3, "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
     ("tbt_ms", "p99", 1e3, "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
@@ -186,7 +186,7 @@ _DECODE: tuple[tuple[str, str, float, str, str], ...] = (
     ("step_ms", "", 1e3, "decode_step_seconds", "Median device time of the latest decode steps."),
     ("streams", "", 1.0, "decode_streams", "Requests that are decoded."),
 )
-"""Gauges of a server that decodes: key of ``decode`` in the snapshot, key in that, how many a second is, name, help"""
+"""Gauges of a server that decodes: key of ``decode`` in the snapshot, key inside that entry, divisor, name, help."""
 _STEPS = (
     ("steps", "decode_steps", "Decode steps."),
     ("steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
@@ -198,23 +198,23 @@ _STEPS = (
         "Prefill batches that ended in a pause: all of their requests were aborted.",
     ),
 )
-"""Counters of the same: key of ``decode`` in the snapshot, name, help."""
+"""Counters of a server that decodes: key of ``decode`` in the snapshot, name, help."""
 _COUNTERS = (
     ("batches", "Prefill batches."),
     ("requests", "Requests prefilled (chunks of one count once each)."),
     ("tokens", "New tokens prefilled."),
     ("busy_s", "Device seconds."),
 )
-"""Counters by class: field of Totals, which is the name, and help."""
+"""Counters by class: field of Totals, which is also the name, and help."""
 
 
 class Series:
-    """The same snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
+    """The snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
 
     def __init__(
         self, labels: dict[str, str], emulated: Mapping[str, str] | None = None, *, decodes: bool = False
     ) -> None:
-        """`emulated`: labels of the device, where it is not a real one. `decodes`: the server does."""
+        """`emulated`: labels of an emulated device; empty for a real device. `decodes`: True if the server decodes."""
         # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
         from prometheus_client import Counter, Gauge
 
@@ -240,7 +240,7 @@ class Series:
             gauge("sglang:laps_emulated_info", text, list(info)).labels(**info).set(1)
 
     def tell(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
-        """Count what was `done` for each class; set the gauges where PERIOD_S has passed since."""
+        """Add `done` to the counters of each class; update the gauges if PERIOD_S has passed since the last update."""
         for cls, total in done.items():
             for name, value in asdict(total).items():
                 self._counters[name].labels(**self._labels, **{"class": cls}).inc(value)
@@ -249,7 +249,7 @@ class Series:
             self.show(status())
 
     def show(self, status: dict[str, Any]) -> None:
-        """Set the gauges from a snapshot."""
+        """Set the gauges and the decode counters from a snapshot."""
         for cls, queue in status["queues"].items():
             for key, gauge in self._queues.items():
                 gauge.labels(**self._labels, **{"class": cls}).set(queue[key])

@@ -1,4 +1,4 @@
-"""Measures the decode steps of a server that prefills and decodes."""
+"""Measurement of decode steps on a server that prefills and decodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Step:
     streams: int
     within: bool
     beside: bool
-    """Other data-parallel ranks prefilled in it: it has taken as long as they did."""
+    """Other data-parallel ranks prefilled in this step, so it took as long as their prefill."""
     started: float
     done: float | None = None
-    """None: its result is not there yet."""
+    """None until the result of the step is there."""
     marks: tuple[Any, Any] | None = None
-    """Begin and end of the step on the device, where the host does not see them."""
+    """Device events at start and end of the step; None if the host sees both."""
 
 
 class Steps:
@@ -38,16 +38,16 @@ class Steps:
         ended: Callable[[Step], None],
         group: Group | None,
     ) -> None:
-        """`marks`: None = a forward pass has ended when its call has. `ended`: is told of each step. `group`: ranks
-        that plan together; None = there are none."""
+        """`marks`: None if a forward pass has ended when its call returns. `ended`: called with each step in which no
+        other rank prefilled. `group`: ranks that plan together, or None."""
         self._core, self._marks, self._ended, self._group = core, marks, ended, group
         self._under_way: dict[int, Step] = {}
 
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:
-        """Measure what runs in here, if it is a decode step."""
+        """Measure the enclosed forward pass if it is a decode step."""
         decode, beside = self._core.decode, self._group is not None and self._group.begins() > 0
-        # Beside others SGLang may run it as a prefill of one token each.
+        # If other ranks prefill, SGLang can run this step as a prefill of one token for each request.
         if decode is None or not (beside or batch.forward_mode.is_decode()):
             yield
             return
@@ -62,13 +62,13 @@ class Steps:
         self._under_way[batch.forward_iter] = step
 
     def ends(self, batch: Any, result: Any) -> None:
-        """The result of this batch is about to be processed."""
+        """Record the decode step of this batch; call it just before the batch's result is processed."""
         step = self._under_way.pop(batch.forward_iter, None)
         if step is None:
             return
         if step.done is None:
             if result.copy_done is not None:
-                # The stock method waits for the same event first.
+                # SGLang's method waits for the same event first.
                 result.copy_done.synchronize()
             step.done = time.perf_counter()
             if self._marks is not None and step.marks is not None:

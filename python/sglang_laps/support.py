@@ -1,7 +1,7 @@
 """Conditions under which LAPS can run: the server arguments.
 
-``args`` is the command line as parsed, or what SGLang has made of it (``resolved``): models, platforms and
-environment variables change arguments after parsing, and the record itself keeps what was typed.
+``args`` is the parsed command line, or the arguments as SGLang resolves them (``resolved``): models, platforms and
+environment variables change arguments after parsing, and SGLang's record keeps the typed values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from sglang_laps import compat
 
 DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
-"""Speculative algorithms whose steps run in pauses. NEXTN is what was typed: SGLang makes EAGLE of it,
-or what it needs for the model."""
+"""Speculative algorithms whose steps run in pauses. NEXTN is a typed value: SGLang replaces it with EAGLE, or with what
+the model needs."""
 
 
 def several_ranks(args: Any) -> bool:
@@ -22,27 +22,27 @@ def several_ranks(args: Any) -> bool:
 
 
 def resolved(server_args: Any) -> Any:
-    """A record of server arguments as SGLang acts on them."""
+    """Return the server arguments as SGLang acts on them."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
     return resolved_view(server_args)
 
 
 def no_prefill_server(args: Any) -> str | None:
-    """Why these server arguments are not those of a prefill server, or None."""
+    """Return why these are not the arguments of a prefill server, or None."""
     mode = args.disaggregation_mode or "null"
     return None if mode == "prefill" else f"--disaggregation-mode is {mode}, not prefill"
 
 
 def off_reason(args: Any) -> str | None:
-    """Why LAPS has nothing to do under these server arguments, or None."""
+    """Return why LAPS has nothing to do under these server arguments, or None."""
     if args.disaggregation_mode == "decode":
         return no_prefill_server(args)
     return None if args.disaggregation_mode == "prefill" else _not_colocated(args)
 
 
 def _not_colocated(args: Any) -> str | None:
-    """Return what LAPS does not support yet on a server without disaggregation, or None."""
+    """Return which argument LAPS does not support yet without disaggregation, or None."""
 
     def has(name: str) -> bool:
         return bool(getattr(args, name, None))
@@ -64,7 +64,7 @@ def _not_colocated(args: Any) -> str | None:
 
 
 def _drafts(args: Any) -> list[tuple[bool, str]]:
-    """Return what of speculative decoding is not supported without disaggregation, and if each is asked for."""
+    """Return (True if in use, name) of speculative features that are not supported without disaggregation."""
     algorithm = getattr(args, "speculative_algorithm", None)
     if not algorithm:
         return []
@@ -81,16 +81,16 @@ def _drafts(args: Any) -> list[tuple[bool, str]]:
 
 
 def conflict(args: Any) -> str | None:
-    """A feature that cannot be combined with LAPS, or None."""
+    """Return a feature that cannot be combined with LAPS, or None."""
     checks = (
-        # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
+        # The delayer counts one attempt per round on every data-parallel rank; LAPS can make two.
         (args.enable_prefill_delayer, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
-        # SGLang sorts what a later stage receives: a plan of one group would go to all of them.
+        # SGLang sorts the requests that a later stage receives: the plan of one group would go to all groups.
         (args.pp_size > 1 and args.attn_dp_size > 1, "data-parallel attention with --pp-size > 1"),
-        # The same is done here, and short requests that share a step count.
+        # LAPS gives chunks equal time itself, and counts the short requests that share a step.
         (args.pp_size > 1 and args.enable_dynamic_chunking, "--enable-dynamic-chunking"),
         (args.dllm_algorithm, "--dllm-algorithm"),
-        # It makes the scheduler anew for the other role; batches, and what was learnt, stay behind.
+        # A role switch creates a new scheduler: batches and learned state would stay behind.
         (args.enable_pd_role_switch, "--enable-pd-role-switch"),
     )
     return next((f"{what} cannot be combined with it" for hit, what in checks if hit), None)

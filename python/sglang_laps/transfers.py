@@ -1,4 +1,4 @@
-"""SGLang's transfers of KV to decode servers, and what ends them."""
+"""Settings and corrections for SGLang's KV transfers to decode servers."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ TCP = {
     "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
     "MC_TCP_ADMISSION_TIMEOUT_MS": "30000",
 }
-"""Mooncake over TCP queues 1,024 pieces for a decode server and fails what is more; a long prompt whose KV lies
-scattered has thousands, and more of it is scattered where prompts take turns."""
+"""Mooncake over TCP queues 1,024 parts for a decode server and fails all further parts. A long prompt with scattered KV
+has thousands of parts, and KV is more scattered when prompts take turns."""
 
 PROBE = {"SGLANG_FAILED_SESSION_PROBE_INTERVAL_S": "5", "SGLANG_FAILED_SESSION_PROBE_MAX_INTERVAL_S": "30"}
-"""After one failed transfer SGLang fails every other to that decode server until it has probed it, by default 30 s
-later and then ever less often, up to every 300 s."""
+"""After one failed transfer SGLang fails every other transfer to that decode server until a probe succeeds. By default
+SGLang probes first after 30 s, then less and less often, up to every 300 s."""
 
 MANAGER = "disaggregation.common.conn.CommonKVManager"
 _writing = threading.RLock()
 
 
 def be_patient() -> None:
-    """Set in the environment of a prefill server's scheduler what the user has not."""
+    """Set these variables in the environment of a prefill server's scheduler, unless the user has set them."""
     for name, value in TCP.items():
         os.environ.setdefault(name, value)
-    # One of the two bounds the other.
+    # One variable bounds the other, so both are set or none.
     if not PROBE.keys() & os.environ.keys():
         os.environ.update(PROBE)
 
 
 def mend() -> None:
-    """Hook what is wrong with the books that SGLang's threads keep of transfers together."""
+    """Hook the methods whose races corrupt the transfer records that SGLang's threads share."""
     seams.hook(f"{MANAGER}.__init__", forgive, "AFTER")
     seams.hook(f"{MANAGER}.check_status", check_status, "AROUND")
     seams.hook(f"{MANAGER}.update_status", update_status, "AROUND")
 
 
 def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_room: int) -> Any:
-    """Around ``CommonKVManager.check_status``.
+    """Wrap ``CommonKVManager.check_status``: report a missing bootstrap room as failed to a transfer thread.
 
-    A transfer thread asks whether a room is there and then for its status; a scheduler that polls in between takes a
-    transfer that is done off the books. Stock SGLang raises KeyError then, the thread ends, and every later transfer of
-    its queue times out. LAPS polls after each batch and each slice, so it would meet this more often. A room that is
-    gone has concluded: "failed" has the thread tidy up and go on.
+    A transfer thread checks that a room exists, and then reads its status. A scheduler that polls in between removes a
+    finished transfer. Stock SGLang then raises KeyError, the thread ends, and every later transfer of its queue times
+    out. LAPS polls after each batch and each slice, so this would happen more often. A missing room has concluded: with
+    the status "failed" the thread cleans up and goes on.
     """
     try:
         return original(manager, bootstrap_room)
@@ -60,27 +60,27 @@ def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_ro
 
 
 def update_status(original: Callable[[Any, int, Any], None], manager: Any, bootstrap_room: int, status: Any) -> None:
-    """Around ``CommonKVManager.update_status``: one thread at a time.
+    """Wrap ``CommonKVManager.update_status``: one thread at a time.
 
-    It reads the status of a room, and then writes. The scheduler opens a room while another thread hears from the
-    decode server that it is ready; where stock SGLang has the first write last, the request waits until it times out
-    (300 s).
+    The method reads the status of a room, and then writes it. The scheduler opens a room while another thread learns
+    that the decode server is ready. If stock SGLang writes the opening status last, the request waits until it times
+    out (300 s).
     """
     from sglang.srt.disaggregation.base.conn import KVPoll
 
     if status == KVPoll.Failed and manager.deferred_bootstrap is not None:
-        original(manager, bootstrap_room, status)  # it writes without reading, and tells a peer that may be dead
+        original(manager, bootstrap_room, status)  # it writes without reading, and notifies a peer that may be dead
         return
     with _writing:
         original(manager, bootstrap_room, status)
 
 
 class Rooms(dict[int, dict[str, Any]]):
-    """A prefill server's ``transfer_infos``: what decode servers have said of each room.
+    """``transfer_infos`` of a prefill server: the reports of decode servers for each bootstrap room.
 
-    The thread that hears them looks whether a room is there and then writes to it; a request that is aborted in between
-    takes the room off the books. Stock SGLang raises KeyError then, the thread ends, and no request ever gets through
-    that server again. Here the room is there again, as it is where a decode server's word comes after the abort.
+    The thread that receives the reports checks that a room exists, and then writes to it. An abort in between removes
+    the room. Stock SGLang then raises KeyError, the thread ends, and no request ever gets through that server again.
+    Here the room is created again, as when a report of a decode server comes after the abort.
     """
 
     def __missing__(self, room: int) -> dict[str, Any]:
@@ -89,11 +89,11 @@ class Rooms(dict[int, dict[str, Any]]):
         return found
 
     def pop(self, room: int, default: Any = None) -> Any:
-        """None where it is gone: a transfer that ends meets an abort in the same way."""
+        """Remove a room and return it, or `default` if it is gone: an abort can come before the end of a transfer."""
         return super().pop(room, default)
 
 
 def forgive(_: None, manager: Any, *args: Any, **kwargs: Any) -> None:
-    """After ``CommonKVManager.__init__``: nothing has been heard yet."""
+    """Replace ``transfer_infos`` after ``CommonKVManager.__init__``, before any report has been received."""
     if type(getattr(manager, "transfer_infos", None)) is dict:
         manager.transfer_infos = Rooms(manager.transfer_infos)

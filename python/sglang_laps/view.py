@@ -1,4 +1,4 @@
-"""``GET /laps``: a page that shows what this server does, read by the page itself from the routes beside it."""
+"""``GET /laps``: a page that shows what this server does. The page itself reads the other routes of the server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""These types are those of the ASGI specification."""
+"""Types of the ASGI specification."""
 
 ROUTE = "laps"
 READ = frozenset((ROUTE, STATUS_ROUTE, RECEIPTS_ROUTE, TRACE_ROUTE))
-"""Routes of the page, and those that it reads."""
+"""The route of the page, and the routes that the page reads."""
 PAGE = Path(__file__).parent / "page" / "index.html"
 ASK = 'Basic realm="SGLang"'
-"""Header that makes a browser ask for a password, and send it with the page's own requests, too."""
+"""Header that makes a browser ask for a password, and send the password with the page's own requests, too."""
 
 
 def add(app: FastAPI) -> None:
-    """Serve the page from SGLang's application. It needs the same key as the status; a browser asks for one."""
+    """Serve the page from SGLang's application. A browser asks for the page's key, which is the key of the status."""
     html = PAGE.read_text()
     headers = {"content-security-policy": policy(html), "x-content-type-options": "nosniff"}
 
@@ -41,7 +41,7 @@ def add(app: FastAPI) -> None:
     async def laps_page() -> Response:
         return HTMLResponse(html, headers=headers)
 
-    # SGLang adds its check of keys later, and what is added later is asked first: this has to stand before all.
+    # SGLang adds its key check later, and middleware added later runs first: this wrapper must stand before all.
     build = app.build_middleware_stack
     setattr(app, "build_middleware_stack", lambda: Passwords(build()))  # noqa: B010
 
@@ -57,10 +57,10 @@ def policy(html: str) -> str:
 
 
 class Passwords:
-    """Takes a browser's password for the key that SGLang asks for, where the page and what it reads are concerned."""
+    """Turns a browser's password into SGLang's key, for the page and the routes that the page reads."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """`app`: what answers the requests."""
+        """`app`: the application that answers the requests."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ def _with_key(scope: Scope) -> Scope:
     """Return ``scope`` with the password of HTTP's basic scheme as a bearer token."""
     headers = Headers(raw=scope["headers"])
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    # A browser adds the password to requests of other sites, too; those name their origin, and SGLang lets them read.
+    # A browser also sends the password with requests of other sites; SGLang would let such a site read the answer.
     if scheme.lower() != "basic" or "origin" in headers:
         return scope
     try:

@@ -1,4 +1,4 @@
-"""Choice of the budget that all ranks take: the one with the most useful work for the cost of waiting."""
+"""Choice of the budget that all ranks take: the budget with the most useful work per cost of waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Choice(NamedTuple):
 
 
 def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
-    """Return the predicted time of a step in which every rank runs its batch of that level; 0: all are idle."""
+    """Return the predicted time of a step in which every rank runs its batch of `level` (seconds); 0 if all ranks are
+    idle. `padded`: see ``GroupCost.padded``."""
     terms, batches = menus[0].terms, [menu.levels[level] for menu in menus]
     tokens = [b.tokens for b in batches]
     if not any(tokens):
@@ -38,15 +39,16 @@ def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
 
 
 def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False) -> Choice | None:
-    """Choose the budget of the next step, equal on all ranks, from their rows alone. None: nothing can run.
+    """Choose the budget of the next step, equal on all ranks, from their menus alone. None: no prefill batch can run.
 
-    A second of a step costs the weight of all waiting requests, and half of what arrives meanwhile: a step of t seconds
-    costs W t + A t^2 / 2. The budget with the most useful work per cost is taken. The smallest one is for short
-    requests: it is not taken while a long one waits. ``oldest``: each rank's oldest long prompt goes first, so the
-    budget is one with which all of these make progress.
+    A step of t seconds costs W t + A t^2 / 2: all waiting requests (weight W) wait for t, and requests that arrive
+    meanwhile (weight A per second) wait for t / 2 on average. The budget with the most useful work per cost is chosen.
+    The smallest budget is for short requests, and is not chosen while a long prompt waits. ``oldest``: each rank's
+    oldest long prompt goes first, and the budget is large enough for all of these prompts to make progress.
 
-    On ranks that decode, too, the step ends before the next decode step of any of them has to begin. None where it
-    cannot: all of them decode now. What streams had prompts have next, however long the smallest such step is.
+    If ranks also decode, the step must end before any rank's next decode step has to start. If no step does, return
+    None: all ranks decode now. But prompts first get the time that is owed to them (``Waits.owed_us``), even if the
+    smallest step takes longer.
     """
     weight = sum(menu.waits.weight for menu in menus) or 1
     coming = sum(menu.waits.coming for menu in menus)
@@ -71,6 +73,6 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
 
 
 def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:
-    """Return the choice of that level."""
+    """Return the choice of `level`."""
     own_s = tuple(1e-6 * menu.levels[level].own_us for menu in menus)
     return Choice(level, step_s(menus, level, padded=padded), own_s, oldest)

@@ -1,7 +1,7 @@
 """Time of a step of data-parallel attention ranks: own parts, experts, and a fixed time.
 
-Each rank computes attention and projections of its own requests (the own part); the experts see the tokens of all
-ranks. All wait for the slowest rank, so a step takes ``fixed + max over ranks (own) + experts``.
+Each rank computes attention and projections of its own requests (its own part). The experts process the tokens of all
+ranks. All ranks wait for the slowest, so a step takes ``fixed + max over ranks (own) + experts``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from laps_core.latency.step import Cost, StepShape
 
 GRAIN = 64
-"""Granularity of chunks (tokens), which fills pages and kernel tiles."""
+"""Granularity of chunks (tokens), so that chunks fill pages and kernel tiles."""
 
 
 class OwnShape(NamedTuple):
@@ -25,9 +25,9 @@ class OwnShape(NamedTuple):
     attention: int
     """Sum of L (L + 2H) over requests whose history is unpacked (tokens^2)."""
     history: int
-    """Sum of H over them (tokens)."""
+    """Sum of H over requests whose history is unpacked (tokens)."""
     absorbed: int
-    """Sum of L (L + 2H) over the others (tokens^2)."""
+    """Sum of L (L + 2H) over requests whose history stays packed (tokens^2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class GroupCost:
 
     ranks: int
     fixed: Cost
-    """Fixed time of every step, the host's included."""
+    """Fixed time of every step, including the host's."""
     token: Cost
     """Own part, per new token: projections, dispatch and combine, shared experts."""
     alpha: Cost
     """Own part, per L (L + 2H): attention."""
     unpack: Cost = 0.0
-    """Own part, per history token of each chunk: reading the cache, and for MLA unpacking K and V."""
+    """Own part, per history token of each chunk: reading the cache, and for MLA also unpacking K and V."""
     absorbed: Cost | None = None
-    """Attention, as ``alpha``, where MLA attends to the packed cache (no ``unpack``); None if there is no such path."""
+    """Own part, per L (L + 2H), if MLA attends to the packed cache (no ``unpack``); None = no such path."""
     own_floor: Cost = 0.0
     """Least own part of a rank with any tokens: launches, and reading the weights."""
     expert: Cost
@@ -52,7 +52,7 @@ class GroupCost:
     expert_floor: Cost = 0.0
     """Least time of the experts."""
     padded: bool = False
-    """Every rank's tokens are padded to the largest rank's: experts see ``ranks`` times these, not the sum."""
+    """True if every rank's tokens are padded to the largest rank's: experts process ``ranks`` times that."""
 
     @property
     def step_s(self) -> float:
@@ -66,7 +66,7 @@ class GroupCost:
         return replace(self, **more)
 
     def unpacks(self, new: int, history: int) -> bool:
-        """Return True if unpacking a request's history is the cheaper of the two paths."""
+        """Return True if unpacking a request's history is not slower than attending to the packed cache."""
         if self.absorbed is None:
             return True
         pairs = new * (new + 2 * history)
@@ -93,7 +93,7 @@ class GroupCost:
         return self.fixed + own + self.experts_s([s.tokens for s in shapes])
 
     def shape(self, requests: Iterable[tuple[int, int]]) -> OwnShape:
-        """Return the sums over (new, history) tokens of a rank's requests."""
+        """Return the sums over a rank's requests, each given as (new, history) tokens."""
         both: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         for new, history in requests:
             both[self.unpacks(new, history)].append((new, history))
@@ -106,11 +106,11 @@ class GroupCost:
         return self.alpha * shape.attention + self.unpack * shape.history + absorbed * shape.absorbed
 
     def work_s(self, new: int, history: int) -> float:
-        """Return the time that a request adds to a step that is not almost empty: own part and experts."""
+        """Return the time that a request adds to a step above its floors: own part and experts."""
         return (self.token + self.expert) * new + self.attention_s(new, history)
 
     def useful_s(self, new: int, history: int) -> float:
-        """Return the own part of these tokens without the extra cost of smaller chunks."""
+        """Return the own part of these tokens without ``unpack``, the extra cost of smaller chunks."""
         return self.token * new + self.alpha * new * (new + 2 * history)
 
     def lone_s(self, new: int, history: int, chunk: int) -> float:
@@ -124,7 +124,7 @@ class GroupCost:
         return seconds
 
     def fits(self, left_s: float, history: int) -> int:
-        """Return the new tokens after ``history`` that take at most ``left_s`` of an own part; a multiple of GRAIN."""
+        """Return how many new tokens after ``history`` take at most ``left_s`` of own part; a multiple of GRAIN."""
         paths = [(self.alpha, self.unpack * history)]
         if self.absorbed is not None:
             paths.append((self.absorbed, 0.0))

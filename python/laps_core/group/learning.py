@@ -1,4 +1,4 @@
-"""Learning of a group's terms from its steps: own part and experts are separated by which rank was the slowest."""
+"""Learning of a group's terms from its steps. Knowing each step's slowest rank separates own part and experts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MOST_SAMPLES = 512
 """Most steps used for a fit."""
 REFIT_EVERY = 16
 FIRST_SAMPLES = 4
-"""Steps from which on a guess is stretched to the times measured."""
+"""Measured steps after which a stretched guess is good enough to plan with."""
 LATELY = 16
-"""Ratios of measured to guessed times that are kept for that."""
+"""Latest ratios of measured to initial times; their median stretches the initial cost."""
 _FLATS = ((0, 0), (256, 2048), (256, 0), (0, 2048))
-"""First guesses for the reach of the floors: tokens of a rank, tokens that experts see."""
+"""First guesses for how far the floors reach: tokens of a rank, tokens that the experts process."""
 _ANCHORS = ((64, 0), (512, 0), (2048, 0), (8192, 0), (256, 30_000), (2048, 90_000))
 """New and history tokens of a rank."""
 _ROUNDS = 4
 _CLEARLY = 0.9
-"""Share of the error without floors that a fit with floors must stay below."""
+"""A fit with floors must have less than this share of the error of the best fit so far, which starts without floors."""
 
 Array = npt.NDArray[np.float64]
 
@@ -49,32 +49,33 @@ class GroupSample(NamedTuple):
 class GroupModel(Fitted["GroupCost | None"]):
     """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
 
-    The terms decide which rank was the slowest and whether a floor applied, and these decide the terms: a few rounds of
-    non-negative least squares settle both.
+    The terms decide which rank was the slowest and which floors applied; slowest ranks and floors decide the terms. So
+    a fit alternates between both, in a few rounds of non-negative least squares.
     """
 
     def __init__(self, start: GroupCost, *, guess: bool = False) -> None:
-        """``start``: initial cost, no time of which is 0; ranks, padding and paths of attention never change. Stretched
-        to the times measured it stands in for steps that have not come yet. ``guess``: only the proportions of its
-        terms are used, and ``cost`` is so stretched until there is a fit."""
+        """``start``: initial cost, which must predict more than 0 s for every step; its ranks, padding and paths of
+        attention never change. Stretched to the measured times, it stands in for kinds of steps that have not run yet.
+        ``guess``: only the proportions of its terms are right; until the first fit, ``cost`` is ``start`` stretched."""
         super().__init__()
         self.cost = start
         self._start, self._guess = start, guess
         self._ratios: deque[float] = deque(maxlen=LATELY)
         self.fitted = False
         self.observed = 0
-        """Steps taken in since the start."""
+        """Valid steps observed since the start."""
         self._strata: Strata[GroupSample] = Strata()
         self._refit_at = MIN_SAMPLES
 
     @property
     def ready(self) -> bool:
-        """Return True if ``cost`` predicts times: it was given or fitted, or a guess was stretched."""
+        """Return True if ``cost`` can predict times: it was known from the start, is fitted, or is a guess stretched to
+        FIRST_SAMPLES steps."""
         return self.fitted or not self._guess or len(self._ratios) >= FIRST_SAMPLES
 
     def observe(self, sample: GroupSample) -> None:
-        """Take in one step, and refit after enough new ones. Invalid steps are ignored: a time that is not positive, no
-        tokens, another number of ranks, negative numbers."""
+        """Add one measured step, and refit after enough new steps. Ignores invalid steps: a time that is not positive
+        or not finite, no tokens, a different number of ranks, negative numbers."""
         self.settle()
         shapes, seconds = sample
         if not 0.0 < seconds < math.inf or len(shapes) != self.cost.ranks:
@@ -93,7 +94,7 @@ class GroupModel(Fitted["GroupCost | None"]):
             self.fit()
 
     def fit(self) -> None:
-        """Start a fit; steps that do not allow one leave the terms as they are."""
+        """Start a fit. The terms stay unchanged if the steps do not allow a fit."""
         samples = self._strata.samples()
         if len(samples) >= MIN_SAMPLES:
             kept = samples[:: -(-len(samples) // MOST_SAMPLES)]
@@ -105,8 +106,7 @@ class GroupModel(Fitted["GroupCost | None"]):
 
 
 def proportions(ranks: int) -> GroupCost:
-    """Return a cost whose terms are in proportion for a large model with experts: DeepSeek-V3 on an H200 for each
-    rank."""
+    """Return a cost with the proportions of a large model with experts: DeepSeek-V3 with one H200 for each rank."""
     return GroupCost(
         ranks=ranks, fixed=0.012, token=6.3e-5, alpha=3.95e-9, unpack=4.4e-6, own_floor=0.015, expert=9.45e-6,
         expert_floor=0.027,
@@ -114,8 +114,8 @@ def proportions(ranks: int) -> GroupCost:
 
 
 def anchors(cost: GroupCost) -> list[GroupSample]:
-    """Return steps as ``cost`` predicts them: small and large batches on one rank and on all, with and without
-    histories."""
+    """Return artificial steps with the times that ``cost`` predicts: small and large batches, with and without
+    histories, on one rank and on all ranks."""
     idle = OwnShape(0, 0, 0, 0)
     batches = [cost.shape([shape]) for shape in _ANCHORS]
     steps = [(b, *[others] * (cost.ranks - 1)) for b in batches for others in (idle, b)]
@@ -123,10 +123,11 @@ def anchors(cost: GroupCost) -> list[GroupSample]:
 
 
 def learn(samples: Sequence[GroupSample], known: GroupCost, held: Sequence[GroupSample] = ()) -> GroupCost | None:
-    """Return the terms with the least relative error over these steps; None if the steps are too alike.
+    """Return the terms with the least relative error over these steps; None if the steps are too alike, or if no
+    solution is found.
 
-    ``known``: first guess, which decides the slowest rank. ``held``: further steps, not measured, which hold the terms
-    that the measured ones say nothing about.
+    ``known``: first guess, which decides the slowest rank. ``held``: artificial steps, which keep terms near a
+    plausible value if the measured steps say nothing about them.
     """
     sizes = {max(s.tokens for s in sample.shapes) for sample in samples}
     if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
@@ -143,20 +144,20 @@ def learn(samples: Sequence[GroupSample], known: GroupCost, held: Sequence[Group
                 break
             off = np.abs(np.array([cost.seconds(sample.shapes) for sample in samples]) / seconds - 1.0)
             error = float(np.minimum(off, 0.5).mean())
-            # The first guess has no floors: the simpler model stays unless others are clearly better.
+            # The first guess has no floors: this simpler model stays unless a model with floors is clearly better.
             if error < least * (_CLEARLY if best is not None and (own_flat or expert_flat) else 1.0):
                 best, least = cost, error
     return best
 
 
 def _floors(cost: GroupCost, own_flat: int, expert_flat: int) -> GroupCost:
-    """Return ``cost`` with floors that reach up to these tokens."""
+    """Return ``cost`` with floors as long as the work of this many tokens."""
     token, expert = cost.token or 1e-9, cost.expert or 1e-9
     return replace(cost, token=token, expert=expert, own_floor=token * own_flat, expert_floor=expert * expert_flat)
 
 
 def _solve(samples: Sequence[GroupSample], seconds: Array, cost: GroupCost) -> GroupCost:
-    """Return the terms, with the slowest rank and the floors of each step taken from ``cost``."""
+    """Return the fitted terms. ``cost`` decides the slowest rank of each step, and which floors apply."""
     rows = []
     for shapes, _ in samples:
         own = max(shapes, key=lambda s: (cost.own_s(s.tokens, cost.shape_s(s)), s))

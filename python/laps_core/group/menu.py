@@ -1,6 +1,6 @@
-"""Menu that a rank sends to the others each round: a batch for each of a ladder of budgets, and its waiting requests.
+"""Menu that a rank sends to the other ranks each round: a batch for each budget of a ladder, and its waiting requests.
 
-A menu is sent as one row of integers, so that one gather on the CPU group carries it. Times are microseconds.
+A menu is sent as one row of integers, so that one gather on the CPU group is enough. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from laps_core.group.cost import OwnShape
 
 LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
-"""Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step hardly longer than an empty one; the
-largest unpacks a history of 128k tokens and does as much for its new tokens again."""
+"""Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest makes a step hardly longer than an empty step.
+The largest can unpack a history of 128k tokens and spend the same time on new tokens."""
 _EACH = 4
 ROW = _EACH * len(LADDER) + 15
 """Integers in a menu's row."""
@@ -22,26 +22,26 @@ class Level(NamedTuple):
     """Batch that a rank would run with one of the budgets."""
 
     own_us: int
-    """Own part of the rank; 0 = it would idle."""
+    """Own part of the rank; 0 = the rank would idle."""
     tokens: int
     """New tokens."""
     useful_us: int
     """Own part without the extra cost of small chunks (``GroupCost.useful_s``)."""
     weight: int
-    """Weight of the requests in it, in thousandths."""
+    """Weight of the requests in the batch, in thousandths."""
 
 
 ANY = 1 << 40
-"""``Waits.room_us`` where no decode step is due."""
+"""Value of ``Waits.room_us`` if no decode step is due."""
 
 
 class Waits(NamedTuple):
-    """Requests that wait on a rank, the batches of its menu included."""
+    """Requests that wait on a rank, including the batches of its menu."""
 
     weight: int
     """Sum of ``Prompt.weight``, in thousandths."""
     coming: int
-    """Weight that arrives in a second, in thousandths."""
+    """Weight that arrives per second, in thousandths."""
     shorts: int
     """Weight of the short requests, in thousandths."""
     longs: int
@@ -49,13 +49,13 @@ class Waits(NamedTuple):
     least: int
     """First level at which the oldest long prompt makes progress, if it goes first."""
     room_us: int = ANY
-    """Time until the next decode step has to begin, on a rank that decodes, too."""
+    """Time until the next decode step has to start, on a rank that also decodes."""
     owed_us: int = 0
-    """Time that prompts are to have before it, for what streams had."""
+    """Time owed to prompts before the next decode step, in return for the time of earlier decode steps."""
 
 
 class Terms(NamedTuple):
-    """Learned times of the parts of a step that are not a rank's own. All ranks use those of rank 0."""
+    """Learned times of the parts of a step that are not a rank's own part. All ranks use the terms of rank 0."""
 
     fixed_us: int
     own_floor_us: int
@@ -68,11 +68,11 @@ class Menu(NamedTuple):
     """Menu of one rank."""
 
     levels: tuple[Level, ...]
-    """One level for each budget of LADDER, growing."""
+    """One level for each budget of LADDER, in ascending order."""
     waits: Waits
     terms: Terms
     ran: OwnShape
-    """Batch of the rank in the step before, for learning."""
+    """Batch of the rank in the previous step, for learning."""
 
     def row(self) -> list[int]:
         """Return the menu as ROW integers."""
@@ -80,7 +80,7 @@ class Menu(NamedTuple):
 
     @classmethod
     def read(cls, row: Sequence[int]) -> Menu:
-        """Undo ``row``. Raises ValueError if the row has another length."""
+        """Read a menu from the integers of ``row``. Raises ValueError if the number of integers is not ROW."""
         if len(row) != ROW:
             raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
         end = _EACH * len(LADDER)

@@ -1,4 +1,4 @@
-"""Batches that a rank would run with each budget of the ladder: least work first, and a chunk of the next prompt."""
+"""Batches that a rank would run with each budget of the ladder: prompts by least work, and a chunk of the next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from laps_core.group.menu import LADDER, Level
 from laps_core.group.prompt import Prompt
 
 FIRST_SHARE = 0.5
-"""Share of a batch's budget reserved for the prompt that goes first; short requests get the rest."""
+"""Share of a batch's budget reserved for the prompt that goes first; other prompts get the rest."""
 
 
 class Pick(NamedTuple):
     """A prompt of a batch."""
 
     prompt: int
-    """Index into the prompts that were given."""
+    """Index into the prompts given to ``Offer``."""
     tokens: int
     """New tokens to run: all that are left, or a chunk."""
 
@@ -29,18 +29,19 @@ class _Batch(NamedTuple):
 
     level: Level
     whole: int
-    """Number of prompts, from the first of the order, that run to their end."""
+    """Number of prompts, from the start of the order, that run to their end."""
     cut: tuple[Pick, ...]
-    """Chunks of others, or the prompt that goes first."""
+    """A chunk of another prompt, and the prompt that goes first (whole, or a chunk)."""
 
 
 class Offer:
     """Batches of a rank, one for each budget, from which its menu is made.
 
-    Prompts go in the order of their work. A batch takes them whole while its own part stays within the budget, and a
-    chunk of the next one. Short requests come first by this order, so they run on every rank. ``first`` (an index) has
-    FIRST_SHARE of the budget before all others, and what these leave. No chunk is cut that would mostly unpack its
-    history, unless the budget is the largest: then something must make progress.
+    Prompts are ordered by least work. A batch takes whole prompts while its own part stays within the budget, then a
+    chunk of the next prompt. This order puts short requests first, so they run on every rank. The prompt ``first`` (an
+    index) gets FIRST_SHARE of the budget before all other prompts, and what they leave unused. A chunk that would spend
+    more than half of its time on unpacking history is not cut, except with the largest budget, so that some prompt
+    makes progress.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class Offer:
         whole: bool = False,
         ladder: Sequence[float] = LADDER,
     ) -> None:
-        """``chunk``: most new tokens of a batch, for which there is memory. ``whole``: nothing is cut, and no prompt in
-        progress goes on."""
+        """``chunk``: most new tokens of a batch, limited by memory. ``whole``: take only whole prompts of which no
+        chunk has run. ``ladder``: budgets in ascending order (seconds)."""
         self._cost, self._prompts, self._chunk, self._first = cost, prompts, chunk, first
-        # The slot for a prompt in progress belongs to the step that is preempted.
+        # SGLang has one slot for a prompt in progress, and the preempted step uses it.
         others = (i for i, p in enumerate(prompts) if i != first and not (whole and p.started))
         self._order = sorted(others, key=lambda i: (prompts[i].work_s, i))
         self._whole = whole
@@ -70,7 +71,7 @@ class Offer:
         self.levels = tuple(batch.level for batch in self._batches)
 
     def picks(self, level: int) -> list[Pick]:
-        """Return the batch of a level."""
+        """Return the batch of `level`."""
         _, whole, cut = self._batches[level]
         return [*(Pick(i, self._prompts[i].tokens) for i in self._order[:whole]), *cut]
 
@@ -119,14 +120,14 @@ class Offer:
         return _Batch(level, whole, tuple(cut))
 
     def _behind(self, whole: int) -> Iterator[int]:
-        """Yield the prompts that may be cut, in order: the one that goes first, and the next of the others."""
+        """Yield the prompts that can be cut, in order: the prompt that goes first, then all that do not run whole."""
         if self._first is not None:
             yield self._first
         yield from self._order[whole:]
 
     def _piece(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
-        """Return the new tokens of a prompt that fit an own part of ``left_s`` more and ``room`` tokens; 0 if no chunk
-        is worth it. ``last``: the budget is the largest; ``alone``: nothing else would run."""
+        """Return how many new tokens of a prompt fit into ``left_s`` more of own part and ``room`` tokens; 0 if no
+        chunk is worth running. ``last``: the budget is the largest; ``alone``: no other prompt would run."""
         if p.tokens <= room and self._takes_s(p, p.tokens) <= left_s:
             return p.tokens
         piece = min(self._cost.fits(left_s, p.history), room, p.tokens)

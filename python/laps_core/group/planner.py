@@ -1,4 +1,4 @@
-"""The joint plan as each rank runs it: ranks exchange menus, and each derives the same next step from them."""
+"""Joint plan of all ranks: they exchange menus, and each rank derives the same next step from them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from laps_core.group.slices import SLICE_S, Slices
 from laps_core.policy.fairness import Guard
 
 MEMORY_S = 5.0
-"""Time constant of the average of arrivals (seconds)."""
+"""Time constant of the average arrival rate (seconds)."""
 STEP_S = 0.054
-"""Smallest step of the devices that LADDER is made for (seconds)."""
+"""Time of the smallest step on the devices for which LADDER is made (seconds)."""
 LEAST_STEP_S = 1e-3
 NOTHING = OwnShape(0, 0, 0, 0)
 
 
 class GroupPlanner:
-    """Runs the joint plan on one rank: each round ``menu``, a gather of all rows, ``decide``, ``picks``.
+    """Runs the joint plan on one rank. Each round: ``menu``, a gather of all rows, ``decide``, ``picks``.
 
-    Between rounds every rank keeps the same state, made of the gathered rows alone. While long prompts wait, a share of
-    the time goes to steps in which each rank's oldest long prompt goes first.
+    Every rank decides from the gathered rows alone, so all decide alike. While long prompts wait, the share ``guard``
+    of the time goes to steps in which each rank's oldest long prompt goes first.
 
     Bound: of any time T in which a long prompt x waits, at least ``guard`` T - B goes to such steps, with B the longest
-    step. In each of them x, or a long prompt that came to its rank before it, has half of the step's budget, or ends.
-    With n such steps needed for these, x has its first token after at most (n + 1) B / ``guard``: the ranks work off
-    their oldest prompts side by side, so n counts those of its own rank, not of the group. With 0 there is no bound.
+    step. In each such step, x or a long prompt that came to its rank before x has half of the budget, or ends. If n
+    such steps are needed, x has its first token after at most (n + 1) B / ``guard``. All ranks work on their oldest
+    prompts at once, so n counts steps for prompts of x's rank only. With ``guard`` 0 there is no bound.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class GroupPlanner:
         slice_s: float = SLICE_S,
         overhead: float = LapsConfig.preempt_overhead,
     ) -> None:
-        """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``layers``: layers of the model,
-        if steps run in slices; None: they run whole. ``slice_s``, ``overhead``: as of ``Slices``."""
+        """``chunk``: most new tokens of a rank's batch. ``guard``: see the class. ``layers``: layers of the model if
+        steps run in slices; None: steps run whole. ``slice_s``, ``overhead``: see ``Slices``."""
         self.cost = cost
         self.chunk = chunk
         self._guard = Guard(guard)
@@ -72,16 +72,16 @@ class GroupPlanner:
         room_s: float = math.inf,
         owed_s: float = 0.0,
     ) -> Menu:
-        """Make this rank's menu. ``ran``: its batch in the step before. ``room_s``, ``owed_s``: time until its next
-        decode step has to begin, and what prompts are to have before it (seconds)."""
+        """Make this rank's menu. ``ran``: its batch in the previous step. ``room_s``: time until its next decode step
+        has to start; ``owed_s``: time owed to prompts before that step (seconds)."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
         within = self.slices is not None and self.slices.paused
-        # The activations of a step that preempts need memory beside those of what is paused.
+        # The activations of a preempting step need memory beside the activations of the paused step.
         chunk = self.chunk // 2 if within else self.chunk
         first = oldest if self.due and not within else None
-        # Budgets scale with the device: where the smallest step takes twice as long, budgets double.
+        # Budgets scale with the device: if the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
         ladder = [scale * budget_s for budget_s in LADDER]
         made = Offer(self.cost, prompts, first=first, chunk=chunk, whole=within, ladder=ladder)
@@ -100,7 +100,7 @@ class GroupPlanner:
         return Menu(made.levels, waits, terms, ran)
 
     def decide(self, menus: Sequence[Menu]) -> Choice | None:
-        """Choose what all ranks run, from the menus of all in rank order; None: nothing can run."""
+        """Choose the next step of all ranks, from their menus in rank order; None: no batch runs now."""
         padded = self.cost.padded
         fixed_s = self.step_s(menus)
         longs = any(menu.waits.longs for menu in menus)
@@ -127,7 +127,7 @@ class GroupPlanner:
 
     @staticmethod
     def step_s(menus: Sequence[Menu]) -> float:
-        """Return the time of the smallest step (seconds), as all ranks count."""
+        """Return the time of the smallest step (seconds), equal on all ranks."""
         terms = menus[0].terms
         return 1e-6 * (terms.fixed_us + terms.own_floor_us + terms.expert_floor_us)
 

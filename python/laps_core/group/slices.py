@@ -1,7 +1,7 @@
-"""Slices with common boundaries: a step of whole requests preempts a longer one on all ranks at once, where that pays.
+"""Slices with common boundaries: if it pays, a step of whole requests preempts a longer step on all ranks at once.
 
 A step of a group costs every rank its fixed time F, and ranks without a request run an idle batch. So preempting pays
-where steps are long (histories, documents), hardly ever in chat.
+if steps are long (histories, documents), hardly ever in chat.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from laps_core.policy.exchange import AHEAD
 from laps_core.policy.fairness import SAVED
 
 LONGER = 5.0
-"""Slices of a group are this many times ``slice_ms``: each of their boundaries costs an exchange between the ranks."""
+"""Slices of a group are this many times ``slice_ms``, because each pause costs an exchange between the ranks."""
 SLICE_S = 0.02
-"""Default time of a slice, about (seconds)."""
+"""Default target for the time of a slice (seconds)."""
 DEPTH = 2
-"""Most steps paused at a time."""
+"""Most steps paused at the same time."""
 
 
 def slice_s_of(slice_ms: float) -> float:
-    """Return the time of a group's slice (seconds) where ``slice_ms`` is configured; 0 if steps run whole."""
+    """Return the time of a group's slice (seconds) for the configured ``slice_ms``; 0 if steps run whole."""
     return LONGER * slice_ms / 1e3
 
 
@@ -35,15 +35,15 @@ class _Paused:
 
 
 class Slices:
-    """Paused steps, and the decision to preempt them. Depends on the rows alone, so that every rank decides alike: time
-    is counted as predicted.
+    """Paused steps, and the decision to preempt them. Uses the gathered rows alone, and predicted instead of measured
+    times, so that every rank decides alike.
 
-    The budget is one preemption in each F / `overhead` of the time; unused ones are saved, up to SAVED.
+    One preemption is allowed per F / `overhead` of predicted time. Unused preemptions are saved, up to SAVED.
     """
 
     def __init__(self, layers: int, slice_s: float, overhead: float) -> None:
-        """``layers``: most slices of a step. ``slice_s``: time of a slice, about (seconds). ``overhead``: share of the
-        time that fixed times of preempting steps may cost (0 < overhead <= 1)."""
+        """``layers``: most slices of a step. ``slice_s``: target for the time of a slice (seconds). ``overhead``: share
+        of the time that the fixed times of preempting steps may cost (0 < overhead <= 1)."""
         self._layers = layers
         self._slice_s, self._overhead = slice_s, overhead
         self._paused: list[_Paused] = []
@@ -56,7 +56,7 @@ class Slices:
 
     @property
     def open(self) -> bool:
-        """True if a step may preempt the one that is under way, so that ranks exchange menus at its next boundary."""
+        """True if a step may preempt the running step, so that ranks exchange menus in the next pause."""
         return 0 < len(self._paused) <= DEPTH and self._paused[-1].left > 1 and self._saved >= 1.0
 
     def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
@@ -68,7 +68,7 @@ class Slices:
         return parts
 
     def ran(self, fixed_s: float) -> None:
-        """Count a finished slice of the step that began last."""
+        """Count a slice of the step that began last as run. ``fixed_s``: time of the smallest step (seconds)."""
         top = self._paused[-1]
         top.left -= 1
         if not top.left:
@@ -76,10 +76,11 @@ class Slices:
         self._saved = min(SAVED, self._saved + top.slice_s * self._overhead / max(fixed_s, 1e-9))
 
     def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
-        """Return the step to run in the next pause, of whole requests alone (``whole`` menus); None if none pays.
+        """Return the step to run in this pause, from menus of whole requests (``whole``); None if no step pays.
 
-        Its requests gain the paused step's remaining time; those of the paused step lose the new step's time, and all
-        others that wait a step's fixed time (each counts AHEAD times, for requests still to come).
+        Requests of the new step gain the remaining time of the step paused last. Requests of all paused steps lose the
+        time of the new step. All other waiting requests lose the fixed time of a step; each of them counts AHEAD times,
+        to stand for requests still to come.
         """
         top = self._paused[-1]
         # The next slice has been launched already.
@@ -99,7 +100,7 @@ class Slices:
         return at(menus, best, oldest=False, padded=padded)
 
     def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
-        """Return True if a step for short requests alone, of the smallest budget, pays before a long step."""
+        """Return True (and use a saved preemption) if a level 0 step, for short requests, pays before `choice`."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
             return False
         mine = sum(menu.waits.shorts for menu in menus)

@@ -1,4 +1,4 @@
-"""The length at which a prefill turns from memory-bound to compute-bound, and the threshold that follows it."""
+"""Length at which a prefill turns from memory-bound to compute-bound, and the threshold that follows this length."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Literal
 
 LOW, HIGH = 64, 1024
-"""Clamps of the automatic threshold (tokens). Below, nearly every request would be long; above, a short batch would
-itself be long work."""
+"""Limits of the automatic threshold (tokens). With a smaller one nearly every request would be long; with a larger one
+a short batch would be as much work as a long batch."""
 START = 256
 """First value of the automatic threshold (tokens)."""
 PERIOD_S = 10.0
-"""The automatic threshold moves no more often than this (seconds)."""
+"""Least time between two changes of the automatic threshold (seconds)."""
 _HYSTERESIS = 0.15
-"""The boundary must leave the threshold in force by this share before the threshold follows."""
+"""The threshold follows the boundary only if both differ by more than this share of the threshold."""
 
 
 def knee(alpha: float, linear: float, fixed: float) -> float:
-    """Return the new tokens of a prompt without history whose own cost equals the step's cost before the first of them.
+    """Return the length of a prompt without history whose tokens cost as much as the step's fixed cost.
 
     Solves alpha L^2 + linear L = fixed. alpha: s/token^2; linear (beta + gamma_w): s/token; fixed: s per step of one
     request.
@@ -30,10 +30,10 @@ def knee(alpha: float, linear: float, fixed: float) -> float:
 
 
 class Threshold:
-    """The longest short request: as configured, or with ``auto`` the first-turn boundary, clamped, and slow to move so
-    that classes do not flap.
+    """Longest short request: as configured, or with ``auto`` the boundary of prompts without history, within limits.
 
-    It moves at most once per PERIOD_S, and only when the boundary is 15% away from the threshold in force.
+    The automatic threshold moves at most once per PERIOD_S, and only if the boundary differs from it by more than 15%,
+    so that requests do not flap between classes.
     """
 
     def __init__(self, configured: int | None) -> None:
@@ -45,8 +45,8 @@ class Threshold:
         self._read_s = -math.inf
 
     def update(self, now: float, boundary: Callable[[], float | None]) -> None:
-        """Read the boundary again (new tokens; infinite: never compute-bound; None: unknown) if the period is over at
-        ``now`` (seconds)."""
+        """Update an automatic threshold if the period is over at ``now`` (seconds). ``boundary`` returns new tokens;
+        infinite: never compute-bound; None: unknown."""
         if self.source == "fixed" or now - self._read_s < PERIOD_S or (found := boundary()) is None:
             return
         self._read_s = now

@@ -18,16 +18,16 @@ class Fitting(Protocol[T_co]):
 
 
 class Fitted(Generic[T]):
-    """Base of a model that is fitted to samples as they come. ``T``: the result of a fit."""
+    """Base of a model that is fitted to samples as they arrive. ``T``: the result of a fit."""
 
     def __init__(self) -> None:
         self.submit: Callable[..., Fitting[T]] | None = None
-        """Runs a function in the background, like ``concurrent.futures.Executor.submit``, as a fit takes milliseconds;
-        None = fits are made at once, by the caller that reports a step."""
+        """Runs a function in the background, like ``concurrent.futures.Executor.submit``, because a fit takes
+        milliseconds; None = fit at once, in the call that observes a step."""
         self._fitting: Fitting[T] | None = None
 
     def settle(self) -> None:
-        """Use the result of a background fit that is done. Call it where nothing is being decided."""
+        """Use the result of a background fit if it is done. Do not call this while a decision is being made."""
         if self._fitting is not None and self._fitting.done():
             found, self._fitting = self._fitting.result(), None
             self._take(found)

@@ -12,9 +12,9 @@ from laps_core.latency.nnls import robust_nnls
 from laps_core.latency.step import Coefficients, StepSample
 
 _FLAT = (32, 64, 96, 128, 192, 256, 384, 512)
-"""Candidates for the bend (tokens). Grids of measured kernels have it between 64 and 256."""
+"""Candidates for the bend, below which a step's time is flat (tokens). Measured kernels bend between 64 and 256."""
 _BENDS = 0.85
-"""Share of the error without a bend that a fit with one must stay below."""
+"""A fit with a bend is used only if its error is at most this share of the error without a bend."""
 
 Array = npt.NDArray[np.float64]
 
@@ -22,8 +22,8 @@ Array = npt.NDArray[np.float64]
 def fit(samples: Sequence[StepSample]) -> Coefficients:
     """Return the model with the least relative error over these steps. Raises RuntimeError if no solution is found.
 
-    A plain fit of each form decides whether compute and memory time add up or the larger counts; a robust fit gives the
-    terms.
+    A plain fit of each form decides whether compute and memory time add up, or the larger of both counts. A robust fit
+    of that form gives the terms.
     """
     seconds = np.array([s.seconds for s in samples])
     errors = {flat: _error(_table(samples, flat), seconds) for flat in (0, *_FLAT)}

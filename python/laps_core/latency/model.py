@@ -30,11 +30,11 @@ _REFIT_EVERY = 64
 _REFIT_AT_MOST_EVERY = 512
 
 _Row = tuple[Count, Count, Count, Count, Annotated[float, Meta(gt=0.0, le=sys.float_info.max)]]
-"""A StepSample in a file."""
+"""StepSample in a file."""
 
 
 class _Saved(msgspec.Struct, kw_only=True):
-    """A model in a file."""
+    """Saved model in a file."""
 
     kind: str = _KIND
     version: int = VERSION
@@ -46,8 +46,8 @@ class _Saved(msgspec.Struct, kw_only=True):
 class LatencyModel(Fitted["Coefficients | str"]):
     """Learns step times online and predicts them; "not fitted" until the measured steps can separate the terms.
 
-    Every fifth step is held out to measure the error. The others are kept in strata of similar shape, the newest 32 of
-    each, so that a thousand small steps do not displace one earlier large step.
+    Every fifth step is held out to measure the error. Other steps are kept in strata of similar shape, the newest 32 in
+    each stratum, so that a thousand small steps do not displace one earlier large step.
     """
 
     def __init__(self, coefficients: Coefficients | None = None) -> None:
@@ -55,7 +55,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
         super().__init__()
         self.coefficients = coefficients
         self.observed = 0
-        """Steps taken in since the start."""
+        """Valid steps observed since the start."""
         self._strata: Strata[StepSample] = Strata()
         self._held_out: deque[StepSample] = deque(maxlen=_HELD_OUT)
         self._refit_at = MIN_SAMPLES
@@ -66,7 +66,8 @@ class LatencyModel(Fitted["Coefficients | str"]):
         return self.coefficients is not None
 
     def observe(self, sample: StepSample) -> None:
-        """Take in one measured step, and refit after enough new ones. A time that is not positive is ignored."""
+        """Add one measured step, and refit after enough new steps. Ignores a step without requests, or with a time that
+        is not positive or not finite."""
         self.settle()
         if not (0.0 < sample.seconds < math.inf and sample.shape.requests > 0):
             return
@@ -97,12 +98,12 @@ class LatencyModel(Fitted["Coefficients | str"]):
         return None if self.coefficients is None else self.coefficients.seconds(StepShape.of(requests))
 
     def boundary(self) -> float | None:
-        """Return the new tokens of a prompt without history whose cost equals the step's own; None = not fitted."""
+        """Return the tokens of a prompt without history that take as long as an empty step; None = not fitted."""
         return None if self.coefficients is None else self.coefficients.boundary()
 
     def error(self) -> dict[str, float] | None:
-        """Return median and P90 of the relative error (0.1 is 10%) on the latest held-out steps, and their number
-        ("samples"); None = not fitted or none held out."""
+        """Return median and P90 of the relative error (0.1 is 10%) on the latest held-out steps, and the number of
+        these steps ("samples"); None = not fitted, or no step held out."""
         model = self.coefficients
         if model is None or not self._held_out:
             return None
@@ -124,8 +125,8 @@ class LatencyModel(Fitted["Coefficients | str"]):
         }
 
     def to_json(self) -> str:
-        """Return the coefficients and their samples as JSON, so that a server that loads the model keeps shapes it has
-        not seen."""
+        """Return the coefficients and samples as JSON. A server that loads the samples fits with shapes that it has not
+        run itself."""
         kept = self._strata.samples(), self._held_out
         samples, held_out = ([(*s.shape, s.seconds) for s in those] for those in kept)
         body = _Saved(coefficients=self.coefficients, samples=samples, held_out=held_out)
@@ -133,7 +134,8 @@ class LatencyModel(Fitted["Coefficients | str"]):
 
     @classmethod
     def from_json(cls, text: str, where: str) -> LatencyModel:
-        """Undo ``to_json``. Raises ConfigError (one line, starting with ``where``) on any other text."""
+        """Read a model from the text of ``to_json``. Raises ConfigError (one line, starting with ``where``) on any
+        other text."""
         try:
             body = msgspec.json.decode(text)
             if not isinstance(body, dict) or body.get("kind") != _KIND:
@@ -158,7 +160,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
 
 
 def learn(samples: Sequence[StepSample]) -> Coefficients | str:
-    """Return the model of these steps, or why there is none."""
+    """Return the coefficients fitted to these steps, or the reason why no fit is possible."""
     lengths = {s.shape.tokens for s in samples}
     if len(lengths) < 3 or max(lengths) < 2 * min(lengths):
         return f"steps too alike ({min(lengths)} to {max(lengths)} tokens, {len(lengths)} sizes)"

@@ -9,17 +9,17 @@ from scipy.optimize import nnls
 Array = npt.NDArray[np.float64]
 
 _COLLINEAR = 0.02
-"""Least sine of the angle between a column and the span of those before it; a closer one is left out."""
+"""Least sine of the angle between a column and the span of the columns before it; other columns are left out."""
 _ROUNDS = 20
 _STEPS = 200
-"""Iteration limit of one solution, many times what five columns take."""
+"""Iteration limit of one solution, many times the iterations that five columns need."""
 _HUBER = 0.5
-"""Residuals beyond this many standard deviations count linearly. Small, so nearly the median: other work delays a step
-far more often than a step is early, and a mean of such times is above most of them."""
+"""Residuals beyond this many standard deviations count linearly. The value is small, so that the fit is nearly a fit of
+the median: other work often delays steps, which puts the mean above most times."""
 
 
 def independent(a: Array) -> list[int]:
-    """Return the indices of the columns of a (rows, columns) that are independent of those before them."""
+    """Return the indices of the columns of `a` (rows, columns) that are independent of the columns before them."""
     unit = a / np.maximum(np.linalg.norm(a, axis=0), np.finfo(float).tiny)
     keep: list[int] = []
     for j in range(a.shape[1]):
@@ -33,9 +33,9 @@ def independent(a: Array) -> list[int]:
 def robust_nnls(features: Array, seconds: Array) -> Array:
     """Return non-negative coefficients with a small *relative* error, robust to outliers.
 
-    features: (rows, columns), most essential column first; seconds: (rows,), all > 0. Returns (columns,), zero for a
-    column that the rows cannot tell from those before it. Huber weights on the relative residual: a step stretched by a
-    garbage collection counts as one row, not as its length. Raises RuntimeError if no solution is found.
+    features: (rows, columns), most essential column first; seconds: (rows,), all > 0. Returns (columns,), with 0 for a
+    column that the rows cannot distinguish from the columns before it. Huber weights on the relative residual limit the
+    influence of a step that a garbage collection made long. Raises RuntimeError if no solution is found.
     """
     scale = seconds
     trust = np.ones_like(seconds)

@@ -1,9 +1,9 @@
-"""Prefill steps: their contents, and the terms of their time in the latency model (LAPS, s2.1).
+"""Prefill steps: their shapes, and the terms of their time in the latency model (LAPS, s2.1).
 
-One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
-sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step
-totals give their sum only (``linear``): where the paper's L_m needs them apart, the boundary is a knee. Where a device
-computes while it reads the weights, the larger of the two times counts instead of their sum (``flat``).
+A request of L new tokens and H history tokens costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H. A step costs the
+sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so only
+their sum (``linear``) can be fitted to step times. The paper's L_m needs each of them; the boundary here is a knee
+instead. If a device computes while it reads the weights, the larger of the two times counts, not the sum (``flat``).
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Coefficients:
     """c, s/step."""
     flat: Count = 0
     """Tokens whose arithmetic hides behind the reading of the weights: a step of fewer tokens takes as long as one of
-    this many. 0 = the two times add up [L s2.1]."""
+    this many tokens. 0 = the two times add up (LAPS, s2.1)."""
 
     def seconds(self, shape: StepShape) -> float:
-        """Return the time of a step."""
+        """Return the time of a step (seconds)."""
         attention, tokens, history, requests = shape
         if tokens < self.flat:
             tokens = self.flat
@@ -88,18 +88,18 @@ class Coefficients:
 
     @property
     def step_s(self) -> float:
-        """Return the time of the smallest step (seconds): memory time [L s2.1], launches and the like."""
+        """Return the time of the smallest step (seconds): memory time (LAPS, s2.1), launches and the like."""
         return self.fixed + self.linear * self.flat
 
     @property
     def overhead_s(self) -> float:
-        """Return F, what one more step costs: the smallest one, with a request (seconds)."""
+        """Return F, the cost of one more step: the time of the smallest step with one request (seconds)."""
         return self.step_s + self.per_request
 
     def hidden_s(self, tokens: int) -> float:
-        """Return the time of these tokens that a step without others hides (seconds)."""
+        """Return how much time of these tokens is hidden in a step without other tokens (seconds); see ``flat``."""
         return self.linear * min(tokens, self.flat)
 
     def boundary(self) -> float:
-        """Return the new tokens of a prompt without history whose own cost equals the step's."""
+        """Return the length of a prompt without history whose tokens take as long as ``overhead_s`` (tokens)."""
         return knee(self.alpha, self.linear, self.overhead_s)

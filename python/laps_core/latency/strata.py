@@ -19,7 +19,7 @@ class Strata(Generic[T]):
         self._kept: OrderedDict[Hashable, deque[T]] = OrderedDict()
 
     def add(self, stratum: Hashable, sample: T) -> None:
-        """Keep a sample, in place of the oldest of its stratum if that is full."""
+        """Keep a sample. If its stratum is full, drop the oldest sample of the stratum."""
         if stratum not in self._kept and len(self._kept) == STRATA:
             self._kept.popitem(last=False)
         self._kept.setdefault(stratum, deque(maxlen=PER_STRATUM)).append(sample)

@@ -11,15 +11,15 @@ from laps_core.pools.pressure import Work
 from laps_core.protocol import Bucket, Lengths
 
 BRIEF_S = 0.1
-"""A request predicted to take less than this counts at once (seconds)."""
+"""Predicted time below which all work of a request counts at its arrival (seconds)."""
 ENTRIES = 4096
-"""Requests of each class that are spread over their time; any beyond these count at once."""
+"""Entries (groups of equal requests) per class that are spread over their predicted time; more count at arrival."""
 MOST_WORK_S = 3600.0
-"""Most work of one request, however slow a server reports to be (seconds): sums stay finite."""
+"""Most predicted work of one request (seconds): sums stay finite even if a server reports a very slow model."""
 MOST_REQUESTS, MOST_TOKENS = 1_000_000, 100_000_000
 """Most requests of one length between two reports of a server, and most tokens of one request."""
 LEAST_S = 0.01
-"""Least time over which work is divided (seconds)."""
+"""Least time by which arrived work is divided (seconds)."""
 
 
 class _Flow:
@@ -39,7 +39,7 @@ class _Flow:
         self._rate += requests
 
     def total_s(self, now: float) -> float:
-        """Return the work that has arrived until ``now`` (seconds)."""
+        """Return the work counted until ``now`` (seconds)."""
         while self._ends and self._ends[0][0] <= now:
             end, requests = heappop(self._ends)
             self._to(end)
@@ -54,30 +54,30 @@ class _Flow:
 
 
 class Arrivals:
-    """Predicted work that arrives, in servers. A request counts as one server for its predicted time, from its arrival
-    on, whether it is being served or waits: the mean is the offered load (Little's law), and one huge prompt never
+    """Predicted work that arrives, in servers. Each request counts as one server, from its arrival on, for its
+    predicted time, whether it waits or runs. So the mean is the offered load (Little's law), and one huge prompt never
     counts as more than the one server that it occupies.
 
-    Times are of one clock (seconds): the caller's, or the server's if that counts its requests.
+    All times are of one clock (seconds): the server's if the server counts its requests, else the caller's.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start over: another process, or another clock."""
+        """Forget all arrivals: the server runs a new process, or the clock changes."""
         self._flows = {c: _Flow() for c in CLASSES}
         self._at: float | None = None
         self._seen = self._last = Work()
         self.lengths: Lengths | None = None
-        """Requests that the server has counted, by length; None if unknown: the router's own requests count."""
+        """Requests that the server has counted, by length; None if unknown. Then this router's own requests count."""
 
     def add(self, now: float, cls: ClassName, seconds: float, requests: int = 1) -> None:
         """Add ``requests`` that arrive now, each predicted to take ``seconds``."""
         self._flows[cls].add(now, min(max(0.0, seconds), MOST_WORK_S), requests)
 
     def told(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
-        """Add the requests that a server has counted, of all senders. ``threshold``: longest short request (tokens)."""
+        """Add the newly counted requests of all senders. ``threshold``: longest short request (tokens)."""
         before, now = self.lengths, lengths.seconds
         if before is None or now < before.seconds:
             # The server was restarted, or the time of the arrivals is unknown.
@@ -94,8 +94,8 @@ class Arrivals:
                 self.add(now, SHORT if new <= threshold else LONG, model.work_s(new, cached), n)
 
     def since(self, now: float) -> Work:
-        """Return the work that arrived since the last call, by class (servers); the last result again if no time has
-        passed."""
+        """Return the work that arrived since the last call, by class (servers). If no time has passed, return the last
+        result again."""
         seen = Work(*(flow.total_s(now) for flow in self._flows.values()))
         if self._at is None:
             self._at, self._seen = now, seen

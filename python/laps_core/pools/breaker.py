@@ -1,4 +1,4 @@
-"""Circuit breaker of a server: one that fails fast has the least load, and would attract the traffic."""
+"""Circuit breaker of a server. A server that fails fast has the least load, and would attract the traffic."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ State = Literal["closed", "half_open", "open"]
 
 @dataclass(eq=False, slots=True)
 class Breaker:
-    """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
+    """Closed: all requests pass. Open: no request passes. Half open: a few pass on trial. Defaults: those of --cb-*."""
 
     clock: Callable[[], float]
-    """Returns the time (seconds)."""
+    """Clock (seconds)."""
     failures: int = 10
-    """Failures, less successes, that open the breaker; 0 = never."""
+    """Failures minus successes that open the breaker; 0 = it never opens."""
     successes: int = 3
-    """Successes that close a half-open breaker, and requests admitted at a time until then."""
+    """Successes that close a half-open breaker; also the most requests on trial at the same time."""
     timeout_s: float = 60.0
-    """Time for which the breaker stays open before requests are admitted on trial (seconds)."""
+    """Time for which the breaker stays open before it admits requests on trial (seconds)."""
     window_s: float = 120.0
-    """Failures are forgotten after this long without another (seconds)."""
+    """Time without a failure after which earlier failures are forgotten (seconds)."""
     _state: State = "closed"
     _failed: int = 0
     _failed_at: float = 0.0
@@ -43,7 +43,7 @@ class Breaker:
         return self.state == "half_open" and self._trials < max(1, self.successes)
 
     def enter(self) -> bool:
-        """Count a request that passes; return True if it is on trial and must ``leave``."""
+        """Count a request that passes; return True if the request is on trial and must call ``leave``."""
         trial = self._state == "half_open"
         self._trials += trial
         return trial
@@ -55,7 +55,7 @@ class Breaker:
     def succeeded(self) -> None:
         """Count a request that the server has served."""
         if self._state == "closed":
-            # Each success makes up for one failure, so a server that fails more often than not opens it, too.
+            # Each success cancels one failure: a server that fails more often than it succeeds opens the breaker.
             if self._failed:
                 self._failed -= 1
         elif self._state == "half_open":
@@ -64,7 +64,7 @@ class Breaker:
                 self._state, self._failed = "closed", 0
 
     def healed(self) -> None:
-        """Half-open the breaker when the server has recovered: its earlier failures say little now."""
+        """Set an open breaker to half open: after a recovery, earlier failures say little about the server."""
         if self._state == "open":
             self._state, self._good = "half_open", 0
 

@@ -1,4 +1,4 @@
-"""Choice of a prefill server, out of the two pools, and of a decode server for each request."""
+"""Choice of a prefill server from the two pools, and of a decode server, for each request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from laps_core.pools.sessions import SessionTable
 from laps_core.protocol import Assignment
 
 Why = Literal["session", "prefix", "expected", "pool", "spill", "copy"]
-"""Reason of the choice: the session is there; a part of the prompt is cached there; fastest predicted answer, of all
-instances or of the pool of its class; its own pool is overloaded; a widely shared prefix is to be cached there."""
+"""Reason of the choice: the session's last server; a cached part of the prompt; the earliest expected answer, of all
+instances or of the pool of its class; overload of its own pool; a copy of a shared prefix to the short pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +35,31 @@ class Choice:
     instance: PrefillInstance
     length_class: Pool
     new_tokens: int
-    """Tokens expected to be computed there (>= 1)."""
+    """Expected new tokens at the instance (>= 1)."""
     cached: int = 0
-    """Tokens expected in the prefix cache there."""
+    """Expected tokens in the instance's prefix cache."""
     work_s: float = 0.0
-    """Work that the request adds there (seconds)."""
+    """Predicted work that the request adds to the instance (seconds)."""
     spilled: bool = False
-    """True if the other pool takes it, as its own is overloaded or has no healthy server."""
+    """True if the other pool takes the request, because its own pool is overloaded or has no healthy server."""
     copies: bool = False
-    """True if the short pool takes it, so that its shared prefix is cached there from now on."""
+    """True if the short pool takes the request in order to cache its shared prefix from now on."""
     rank: Rank[PrefillInstance] | None = None
     """Rank of the instance, if it has several."""
     why: Why = "expected"
     shares: int = 0
-    """Blocks of a prefix at a long-pool server that a short request goes on from; 0 = none. Others may share them."""
+    """Blocks at a long-pool server that a short request continues, and that other requests may share; 0 = none."""
     late_s: float = 0.0
-    """Predicted delay of the first token beyond the time from which the request is refused (seconds); 0.0 if in time or
+    """Predicted delay of the first token after ``Ask.until``, when the request is refused (seconds); 0.0 if in time or
     unknown."""
 
     @property
     def place(self) -> Place:
-        """Return the instance, or its rank."""
+        """Return the chosen rank, or else the instance."""
         return self.rank or self.instance
 
     def lease(self) -> Lease:
-        """Account for the request at the instance."""
+        """Return a lease that accounts for the request at the instance."""
         return self.instance.lease(self.new_tokens, self.length_class, self.work_s, self.rank)
 
 
@@ -74,8 +74,8 @@ class Tried:
 
 
 class Pools:
-    """Prefill instances by pool, and the decode servers of both. A prefill instance that moves needs no draining: only
-    new requests follow its new pool."""
+    """Prefill instances by pool, and the decode servers that both pools use. A prefill instance that moves needs no
+    draining: its new pool counts for new requests only."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Pools:
         decoders: Sequence[str] = (),
         fixed: bool = True,
     ) -> None:
-        """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs. Raises ConfigError if no
-        servers can join later (``fixed``) and these do not fit ``config``."""
+        """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs; ``fixed``: no server can join
+        later. Raises ConfigError if the servers are fixed and do not fit ``config``."""
         if fixed:
             config.check_instances(len(servers))
         self.config = config
@@ -116,22 +116,22 @@ class Pools:
         return next(i for i in self.instances if i.url == url)
 
     def place(self) -> Assignment:
-        """Return the pool for a new prefill server: the one with fewer healthy or new servers; both in an undivided
-        fleet."""
+        """Return the pool for a new prefill server: the pool with fewer servers that are healthy or still unused; both
+        in an undivided fleet."""
         sizes = Counter(i.pool for i in self.instances if i.healthy or not i.served)
         if sizes[BOTH] or (not sizes and not self.config.divided):
             return BOTH
         return "short" if not sizes["short"] or sizes["short"] < sizes["long"] else "long"
 
     def join(self, instance: Instance) -> None:
-        """Add ``instance``, which gets requests from now on."""
+        """Add ``instance``; it gets requests from now on."""
         if isinstance(instance, PrefillInstance):
             self.instances.append(instance)
         elif isinstance(instance, DecodeInstance):
             self.decoders.append(instance)
 
     def leave(self, instance: Instance) -> None:
-        """Remove ``instance``, which gets no more requests."""
+        """Remove ``instance``; it gets no more requests."""
         if isinstance(instance, PrefillInstance):
             self.instances.remove(instance)
         elif isinstance(instance, DecodeInstance):
@@ -149,10 +149,10 @@ class Pools:
             i.flushed()
 
     def choose_pair(self, ask: Ask, tried: Tried, kv_tokens: int = 0) -> tuple[Choice, DecodeInstance] | None:
-        """Choose a prefill and a decode server for a request that will hold ``kv_tokens``; None while a role has no
-        healthy server.
+        """Choose a prefill and a decode server for a request that will hold ``kv_tokens`` KV tokens at the decode
+        server; None while a role has no healthy server.
 
-        Prefers two servers that had no part in a failure, then a new pair, then any.
+        Prefers servers without a failure of this request, then a new pair, then any pair.
         """
         shunned: Collection[Instance] = ()
         avoid: Collection[PrefillInstance] = ()
@@ -170,15 +170,15 @@ class Pools:
         return choice, roomiest(usable, kv_tokens, self.traffic)
 
     def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[DecodeInstance]:
-        """Return healthy decode servers that make a new pair with ``prefiller``."""
+        """Return the healthy decode servers with which ``prefiller`` makes an untried pair."""
         if prefiller in tried.servers:
             return []
         old = {d for p, d in tried.ways if p is prefiller} | tried.servers
         return [d for d in self.decoders if d.healthy and d not in old]
 
     def left(self, tried: Tried, *, now: bool) -> bool:
-        """Return True if there is a new pair; ``now``: one that admits requests at once. A server on trial does so only
-        soon."""
+        """Return True if there is an untried pair of healthy servers. ``now``: both must admit requests at once, which
+        a server with an open breaker does only later."""
         return any((d.usable and p.usable) if now else p.healthy for p in self.instances for d in self._new(p, tried))
 
     def missing(self) -> str:
@@ -186,13 +186,13 @@ class Pools:
         return "decode" if any(i.healthy for i in self.instances) else "prefill"
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
-        """Choose the instance for a request, and its data-parallel rank; None when none is healthy.
+        """Choose the instance for a request, and its data-parallel rank; None if no instance is healthy.
 
-        Changes nothing; ``sends`` records the choice. The request goes where it is answered first, among the instances
-        that take its class. The class depends on the place: short means at most the threshold to compute there. A
-        request that is short only where its history is cached may stay there, unless others share that history: then
-        one of them takes it to the short pool. Instances in ``avoid`` are used only if there is no other. A session
-        named by the client stays where it was served, in either pool.
+        Changes nothing; ``sends`` records the choice. The request goes to the best offer of the instances that take its
+        class. The class depends on the place: a request is short if at most ``threshold`` tokens are new there. A
+        request that is short only at a place with its history cached may stay there. If other requests share that
+        history, one of them takes it to the short pool. Instances in ``avoid`` are used only if no other is healthy. A
+        session named by the client stays at its last server, in either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -221,7 +221,7 @@ class Pools:
             shares = self._shared_blocks(ask, chosen)
             host = self._host_of_copy(ask, shares, others)
             if host is not None:
-                # The whole prompt is computed there, as for a long request.
+                # The short pool computes the whole prompt, as for a long request.
                 length_class, copies = LONG, True
                 _, new, chosen, _ = host
         late_s = 0.0
@@ -239,7 +239,7 @@ class Pools:
         )  # fmt: skip
 
     def sends(self, ask: Ask, choice: Choice) -> None:
-        """Record that the request goes to ``choice``: its prompt will be cached there, and its session served."""
+        """Record that the request goes to ``choice``, where its prompt will be cached and its session continues."""
         self._sessions.served(ask.session, choice.place)
         if choice.shares:
             self._shared.note(ask.prompts[0], choice.shares)
@@ -252,12 +252,12 @@ class Pools:
 
     @staticmethod
     def _shared_blocks(ask: Ask, holder: Place) -> int:
-        """Return how many blocks of the only prompt ``holder`` has; 0 for a batch."""
+        """Return the number of blocks that ``holder`` has cached of the request's only prompt; 0 for a batch."""
         return holder.prefixes.depth(ask.prompts[0]) if len(ask.prompts) == 1 else 0
 
     def _host_of_copy(self, ask: Ask, shares: int, others: list[Offer]) -> Offer | None:
-        """Return the short-pool place that takes a request which is short only in the long pool, to cache the blocks
-        that it ``shares`` with others; None if it shares nothing yet, or no place has the time."""
+        """Return the cheapest offer of the short pool, to cache the first ``shares`` blocks of a request that is short
+        only in the long pool; None if the blocks are not due for a copy, or if the place is overloaded."""
         if not shares or not self._shared.due(ask.prompts[0], shares):
             return None
         hosts = [o for o in others if o[2].pool == SHORT]

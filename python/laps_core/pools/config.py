@@ -1,6 +1,6 @@
 """Knobs of the router: defaults, units and valid ranges.
 
-Four have flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
+Four knobs have flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class AllocConfig(Knobs):
     """Backlog of a server at pressure 1 (new tokens); a pool is overloaded when each of its servers has more in
     flight."""
     spill: Literal["auto", "off", "short", "both"] = "auto"
-    """Classes that may use the other pool when their own is overloaded: off, short, both; auto: short, and long where
-    the instance runs LAPS and parks long prompts while short ones run."""
+    """Classes that may use the other pool when their own is overloaded: off, short, both; auto: short, and also long to
+    instances that run LAPS (they park long prompts while short ones run)."""
     n_min: Whole = 1
     """Least number of healthy instances in each pool."""
     initial_short: Whole | None = None
-    """Short instances at the start, in a fleet that stays divided; None = the controller decides whether to divide
-    it."""
+    """Short instances at the start, in a fleet that stays divided; None = the controller decides whether to divide the
+    fleet."""
     keep_alive_s: Seconds = 75.0
-    """Time for which an idle client connection stays open (seconds). Longer than the 60 s of common load balancers: a
-    connection closed here first might carry a new request already."""
+    """Time for which an idle client connection stays open (seconds). Longer than the 60 s of common load balancers: if
+    the router closed a connection first, a new request could already be on its way."""
 
     JSON_FLAG = "--laps-alloc-config"
     FLAGS: ClassVar[Mapping[str, str]] = {
@@ -72,15 +72,15 @@ class AllocConfig(Knobs):
 
     @property
     def divided(self) -> bool:
-        """Return True if there are two pools from the start, permanently."""
+        """Return True if the fleet is divided from the start and stays divided."""
         return self.initial_short is not None or self.preset is not None
 
     def short_of(self, servers: int) -> int | None:
-        """Return the number of short instances among ``servers`` at the start; None if there are no pools yet."""
+        """Return the number of short instances among ``servers`` at the start; None if the fleet starts undivided."""
         return servers // 2 if self.divided and self.initial_short is None else self.initial_short
 
     def check_instances(self, prefill: int) -> None:
-        """Raise ConfigError when two pools are required and ``prefill`` instances cannot fill them."""
+        """Raise ConfigError if two pools are required and ``prefill`` instances cannot fill them."""
         n_min = self.n_min
         if 2 * n_min > prefill and (n_min > 1 or self.divided):
             raise ConfigError(

@@ -1,12 +1,12 @@
 """Controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2), and divides or merges them.
 
-Why it does not oscillate: it compares the short pool's share of the two pool pressures, smoothed with the time constant
-``cooldown / ln(ratio)`` from one half, at the start, after each move and where the work changes. A load that swings
-evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever its amplitude:
-the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed, at one decision
-per cool-down. How many instances move follows from the measured work, not from the queues, which tell that servers are
-missing but not how many. Work is measured with an error: a correction below it, or one that would gain little, is not
-made.
+The controller does not oscillate. It compares the short pool's share of the two pool pressures, smoothed with the time
+constant ``cooldown / ln(ratio)``. Smoothing starts from one half at the start, after each move and at a change of the
+work. A load that swings evenly between the pools, with a full period of at most one cool-down, never leaves the dead
+band, no matter how large: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. The controller
+follows slower swings, with one decision per cool-down. The measured work gives the number of instances to move, because
+queues do not tell how many servers are missing. A correction below the error of the measurement, or with little gain,
+is not made.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from laps_core.pools.pressure import (
 from laps_core.protocol import Assignment
 
 RECOVERING = 0.9
-"""A pool whose recent pressure is below this share of its longer mean is reducing its backlog: no move to it."""
+"""Share of a pool's longer mean pressure (0..1): a pool with a lower recent mean gets servers only if overloaded."""
 WORTH = 1.25
-"""Least ratio of the busier pool's load to its load with the best split from which servers move."""
+"""Ratio of the busier pool's load now to the busier pool's load after the best split, above which servers move."""
 FULL, WORTH_FULL = 0.9, 1.1
-"""Load from which a pool is nearly full (0..1), and the ratio as WORTH that applies then."""
+"""Load from which a pool is nearly full (0..1), and the value that then replaces WORTH."""
 SETTLED = 1.99
-"""Age of the measured work from which the last missing server is moved, too (control periods)."""
+"""Age of the measured work from which a pool also gives up servers that its uncertain work may need (periods)."""
 LAYOUT_PERIODS = 4
-"""Time over which the work is averaged for dividing or merging a fleet, and least time between the two (control
+"""Averaging time of the work for dividing or merging a fleet, and least time between two such changes (control
 periods)."""
 
 
@@ -63,14 +63,14 @@ class Move:
 
 
 def _faded(mean: float, value: float, seconds: float, constant_s: float) -> float:
-    """Return the exponential mean with this time constant, after ``value`` held for ``seconds``."""
+    """Return the exponential ``mean`` (time constant ``constant_s``) after ``value`` has lasted for ``seconds``."""
     return value + (mean - value) * math.exp(-seconds / constant_s)
 
 
 class PoolController:
     """Algorithm 2 with smoothing, a dead band and a cool-down, for the router and its simulation.
 
-    Holds no instances: the caller keeps membership and time (seconds).
+    Holds no instances: the caller keeps the members of the pools and the time (seconds).
     """
 
     def __init__(self, config: PressureConfig, start_s: float = 0.0) -> None:
@@ -81,10 +81,10 @@ class PoolController:
         self.balance = 0.5
         """Smoothed share of the short pool in both pressures (0..1); decisions are based on this."""
         self.need = Work()
-        """Servers that each class needs, since the work last changed."""
+        """Servers that each class needs, measured since the work last changed."""
         self._demand = Demand(config)
         self.usual = Work()
-        """``need``, averaged over a longer time."""
+        """Arriving work of each class, averaged over LAYOUT_PERIODS (servers)."""
         self._recent, self._longer = dict(self.raw), dict(self.raw)
         """Means of the pool pressures, over a short and a longer time."""
         self._healthy: list[InstanceSignals] = []
@@ -93,27 +93,27 @@ class PoolController:
         self._moved_at = self._laid_out_at = start_s
         self._decide_at = start_s + config.period_s
         self._hurry_until = -math.inf
-        """Until then every sample leads to a decision."""
+        """Time until which every sample leads to a decision (seconds)."""
         self._shares: deque[tuple[float, float]] = deque()
-        """Recent shares of the short pool in both pressures: end of each and its value."""
+        """Recent shares of the short pool in both pressures: (end time, share)."""
 
     def step(self, now: float, signals: Iterable[InstanceSignals]) -> list[Move]:
-        """Take in one sample, and decide once each control period. Returns the moves for the caller to carry out."""
+        """Take in one sample, and decide if a decision is due. Returns the moves for the caller to carry out."""
         self.observe(now, signals)
         period_s = self.config.period_s
-        # Half a sample of tolerance: a decision belongs to the nearest sample.
+        # The tolerance of half a sample assigns each decision to the nearest sample.
         half_s = self.config.sample_s / 2
         if now + half_s < self._decide_at:
             return self.decide(now) if now <= self._hurry_until + half_s else []
-        # Skipped samples move the grid; late ones do not.
+        # Skipped samples shift the times of later decisions; late samples do not.
         self._decide_at = max(self._decide_at, now - period_s / 2) + period_s
         return self.decide(now)
 
     def observe(self, now: float, signals: Iterable[InstanceSignals]) -> None:
-        """Take in the signals of all prefill instances at ``now``. An earlier time counts as no time passed."""
+        """Take in the signals of all prefill instances at ``now``. An earlier ``now`` counts as no time passed."""
         if self._seen_at is None:
             self._seen_at = self._moved_at = self._laid_out_at = now
-        # The last share held until now: weigh that, not the one that begins now.
+        # The last share lasted until now, so it enters the mean; the new share starts only now.
         span = max(0.0, now - self._seen_at)
         constant_s = self.config.smoothing_s
         self.balance = _faded(self.balance, self._share(), span, constant_s)
@@ -130,7 +130,7 @@ class PoolController:
         self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._members[p]], self.config) for p in POOLS}
         came = self._demand.observe(now, self._healthy)
         if self._demand.forget():
-            # The smoothed past says nothing about the changed work, which should be answered as soon as it is clear.
+            # Pressures before the change say nothing about the new work; decide as soon as the new work is clear.
             self.balance, at = 0.5, now - self._demand.span_s
             for seen_at, share in self._shares:
                 self.balance = _faded(self.balance, share, max(0.0, seen_at - at), constant_s)
@@ -142,33 +142,33 @@ class PoolController:
         self.usual = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
-        """Return the moves that are due; the caller may skip any. Two decisions that move anything are a cool-down
-        apart."""
+        """Return the moves that are due; the caller may skip any of them. Between two decisions with moves lies at
+        least one cool-down."""
         if self._seen_at is None or now - self._moved_at < self.config.cooldown_s:
             return []
         moves = self._lay_out(now) or self._even_out(now)
         if moves:
             self.moved(now)
         else:
-            # A long period without a possible move must not delay the reaction to the next change.
+            # A long time without a possible move must not delay the reaction to the next change.
             self.balance = min(max(self.balance, 1 - self._edge()), self._edge())
         return moves
 
     def moved(self, now: float, *, laid_out: bool = False) -> None:
-        """Start the cool-down after a move by any router, which may have divided or merged the fleet (``laid_out``)."""
+        """Start the cool-down after a move by any router; ``laid_out``: it may have divided or merged the fleet."""
         self._moved_at = now
         self._laid_out_at = now if laid_out else self._laid_out_at
         # Pressures smoothed over the old pools must not cause the next move.
         self.balance = 0.5
 
     def in_dead_band(self) -> bool:
-        """Return True if the smoothed pressures call for no move."""
+        """Return True if no server should move from one pool to the other."""
         return self._wanting() is None
 
-    # -- two pools, or none
+    # -- dividing and merging the fleet
 
     def _lay_out(self, now: float) -> list[Move]:
-        """Return moves that divide or merge the fleet, or that bring single instances in line with the others."""
+        """Return moves that divide or merge the fleet, or that make single instances follow the present layout."""
         n, n_min, everyone = len(self._healthy), self.config.n_min, self._healthy
         undivided = [s for s in everyone if s.pool == BOTH]
         divided = len(undivided) * 2 < n
@@ -189,7 +189,7 @@ class PoolController:
         return [Move(s.name, s.pool, BOTH, now, f"merged: {best.reason}") for s in everyone if s.pool != BOTH]
 
     def _divide(self, undivided: Sequence[InstanceSignals], now: float, reason: str) -> list[Move]:
-        """Return moves of ``undivided`` into pools: those with the least long work first, into the short pool."""
+        """Return moves of ``undivided`` into the pools; those with the least long work go to the short pool."""
         if not undivided:
             return []
         wanted = short_servers(self.usual, len(self._healthy), self.config.n_min)
@@ -197,7 +197,7 @@ class PoolController:
         free = sorted(undivided, key=lambda s: (s.waiting.long, s.outstanding, s.name))
         return [Move(s.name, BOTH, SHORT if i < short else LONG, now, reason) for i, s in enumerate(free)]
 
-    # -- from pool to pool
+    # -- moves from pool to pool
 
     def _even_out(self, now: float) -> list[Move]:
         """Return moves into the pool that has too few instances, as many as are missing."""
@@ -213,7 +213,7 @@ class PoolController:
         if len(donors) <= n_min:
             return []
         missing = n_min - len(self._members[target]) if starving else self._missing(target)
-        # An instance that stays busy with its old work would not help its new pool.
+        # An instance that stays busy with old work would not help its new pool.
         able = [s for s in donors if sum(s.waiting) <= self.config.period_s] or donors[:1]
         chosen = able[: min(missing, len(donors) - n_min)]
         return [Move(s.name, source, target, now, self._reason(target)) for s in chosen]
@@ -237,14 +237,14 @@ class PoolController:
         return None
 
     def _overloaded(self, pool: Pool) -> bool:
-        """Return True if, after a full period, ``pool`` certainly gets more work than it can do."""
+        """Return True if ``pool`` certainly gets more work than it can do, measured over at least a full period."""
         i = POOLS.index(pool)
         sure = self.need[i] - self._demand.error()[i]
         return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.period_s
 
     def _missing(self, target: Pool) -> int:
-        """Return how many more instances ``target`` should get, so that the busier pool is least busy with the measured
-        work; 0 if that gains little."""
+        """Return the number of instances to move to ``target`` so that the busier pool is least busy with the measured
+        work; 0 if the gain is small."""
         source = other(target)
         have, rest = len(self._members[target]), len(self._members[source])
         wants, spares = (self.need[POOLS.index(p)] for p in (target, source))
@@ -254,7 +254,7 @@ class PoolController:
         def busier(moved: int, wants: float = wants) -> float:
             return max(wants / (have + moved), spares / (rest - moved))
 
-        # Uncertain work brings in no server, and at first none leaves that may be needed.
+        # Uncertain work of the target brings in no server. At first, servers that the source may need stay.
         doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
         best, sure = min(range(rest), key=busier), max(0.0, wants - doubt)
         before, after = busier(0, sure), busier(best, sure)

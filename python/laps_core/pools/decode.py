@@ -1,4 +1,4 @@
-"""Decode servers: KV cache usage, and the choice of the one with the most KV tokens free."""
+"""Decode servers: KV cache usage, and the choice of the server with the most KV tokens free."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from laps_core.pools.instances import Clock, Instance
 
 OTHERS_MAX = 16.0
-"""Most traffic of other routers assumed, as a ratio to this router's."""
+"""Largest assumed ratio of all routers' traffic to this router's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kv:
-    """KV tokens of one decode server, when it was last read."""
+    """KV tokens of one decode server at its last report."""
 
     told: int
-    """Held by requests, or requested by waiting ones, from any router."""
+    """KV tokens that requests of all routers hold, or request while they wait."""
     capacity: int
     """Capacity of all data-parallel ranks together."""
     holds: int
-    """Capacity of the largest rank: no request may need more."""
+    """Capacity of the largest rank: no request can have more."""
     own: int
-    """Tokens that this router had in flight there."""
+    """KV tokens of this router's requests that were in flight at the server."""
 
     @property
     def taken(self) -> int:
-        """Return the tokens taken, including those that this router's answers will still need."""
+        """Return the KV tokens taken, with those that this router's requests will still need for their answers."""
         return max(self.told, self.own)
 
 
@@ -36,11 +36,11 @@ class DecodeInstance(Instance):
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, "decode", clock)
         self.kv: Kv | None = None
-        """None until the server has reported it."""
+        """Last KV report; None if unknown."""
 
     def held(self, others: float = 1.0) -> float:
-        """Return the KV tokens held or requested by now, if all routers send ``others`` times what this router
-        sends."""
+        """Return the KV tokens held or requested now, if all routers together send ``others`` times as much as this
+        router."""
         kv, own = self.kv, self.outstanding_tokens
         if kv is None:
             return own
@@ -52,18 +52,18 @@ class DecodeInstance(Instance):
 
 
 def traffic(decoders: Sequence[DecodeInstance]) -> float:
-    """Return the ratio of all routers' work at the decode servers to this router's (1..OTHERS_MAX). Until the next
-    report the others are assumed to keep sending: else many routers would fill the same server."""
+    """Return the ratio of all routers' work at the decode servers to this router's (1..OTHERS_MAX). Other routers are
+    assumed to go on sending at this ratio until the next report: otherwise many routers would fill the same server."""
     read = [d.kv for d in decoders if d.kv is not None]
     taken, own = sum(k.taken for k in read), sum(k.own for k in read)
     return min(taken / own, OTHERS_MAX) if own else OTHERS_MAX if taken else 1.0
 
 
 def roomiest(decoders: Sequence[DecodeInstance], tokens: int, others: float) -> DecodeInstance:
-    """Return the decode server (of at least one) with the most KV tokens free for a request of ``tokens``; ``others``
-    as from ``traffic``. One that cannot hold the request is chosen only without another.
+    """Return the decode server with the most KV tokens free for a request of ``tokens``; ``others`` as from
+    ``traffic``. If none of ``decoders`` (not empty) can hold the request, all of them are candidates.
 
-    A server without a report is taken to be as large as the smallest with one, and to hold what this router sent.
+    A server without a report counts as large as the smallest server with one, and holds only this router's requests.
     """
     for d in decoders:
         if d.kv is not None:

@@ -1,4 +1,4 @@
-"""Demand of each class in servers, measured since the work last changed."""
+"""Demand of each class (servers), measured since the work last changed."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from laps_core.protocol import ByClass
 MOST_PERIODS = 4
 """Longest time over which arriving work is averaged (control periods)."""
 SURE = 5.0
-"""Difference of the means before and after, in standard errors, from which the work has changed."""
+"""Least difference of the mean work before and after a change (standard errors)."""
 LEAST = 2
-"""Least number of samples after a change: a single one may be one large request."""
+"""Least number of samples after a change: a single sample may be one large request."""
 FIRST = 10
-"""First samples, from which the noise is learnt without clipping."""
+"""Number of first samples from which the noise is learnt without clipping."""
 MEMORY = 0.99
-"""Decay of the learnt noise per sample (ratio)."""
+"""Factor by which the learnt noise decays per sample."""
 EXACT = 0.02
 """Least relative error of the work in one sample."""
 LONGEST_STEP_S = 60.0
 """Longest time of one step on a device (seconds)."""
 CAUGHT_UP = 0.1
-"""A server has caught up once the waiting work is at most this share of what it has done since (0..1)."""
+"""Most waiting work of a server that has caught up, as a share of its busy time since it last caught up (0..1)."""
 HORIZON_S = 120.0
-"""Memory of the measured request times (seconds of each server)."""
+"""Time constant with which measured request times are forgotten (seconds per server)."""
 FREE_S = 1.0
-"""Initial work whose measured time equals the predicted time (seconds)."""
+"""Initial work whose measured and predicted time are assumed to be equal (seconds)."""
 MOST_RATIO = 8.0
 """Limit of the ratio between measured and predicted time, in both directions."""
 
 
 class Spent:
-    """Splits a device's busy time by class, from one sample to the next."""
+    """Split of a device's busy time by class, from one sample to the next."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._seen = self._over = self._done = self._last = Work()
 
     def since(self, now: float, busy_share: float, told: ByClass | None, outlook: Outlook) -> Work:
-        """Return each class's share of the time since the last sample (0..1, the sum, too); the last shares again if no
-        time has passed.
+        """Return each class's share of the time since the last sample (0..1; the sum is at most 1, too).
 
-        ``told``: seconds of each class since the server's start, ``now`` by the same clock; None if unknown: then
-        ``busy_share`` is split like this router's own work.
+        ``told``: busy seconds of each class since the server's start, with ``now`` of the server's clock; if no time
+        has passed, the last shares are returned again. None if unknown: then ``busy_share`` is split like this router's
+        own work.
         """
         done, before = outlook.done, self._done
         self._done = done
@@ -69,8 +69,8 @@ class Spent:
             # First answer, or a restarted server.
             self._over = self._last = Work()
             return self._last
-        # Steps are reported as a whole when they end, and a device is busy at most all of the time: the excess belongs
-        # to earlier samples and is counted in later ones.
+        # The server reports a step as a whole when the step ends, but a device cannot be busy for longer than the time
+        # between two samples. The excess belongs to earlier samples and is counted in later ones.
         due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(told, seen, self._over, strict=True)]
         total = sum(due)
         counted = min(1.0, (now - at) / total) if total > 0.0 else 0.0
@@ -85,7 +85,7 @@ class _Sample(NamedTuple):
 
 
 class _Ledger:
-    """Device time that requests took, and the time predicted when they arrived, by class (seconds)."""
+    """Device time that requests took, and the time that was predicted at their arrival, by class (seconds)."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Work, Work]] = {}
@@ -111,8 +111,8 @@ class _Ledger:
                 self._came[c] = keep * self._came[c] + came_s[c]
 
     def corrected(self, c: int, came: float, servers: int) -> float:
-        """Return the predicted work ``came`` corrected by measured times, plus work of senders that are not observed
-        and keep ``servers`` busy (servers)."""
+        """Return the arriving work of class ``c`` (servers): the predicted work ``came`` corrected by measured times,
+        plus the work of unobserved senders at ``servers`` servers."""
         ratio = (FREE_S + self._took[c]) / (FREE_S + self._came[c])
         ratio = min(max(ratio, 1.0 / MOST_RATIO), MOST_RATIO)
         rest = max(0.0, self._took[c] - ratio * self._came[c]) / self._seconds if self._seconds else 0.0
@@ -120,11 +120,11 @@ class _Ledger:
 
 
 class Demand:
-    """Arriving work in servers, predicted on arrival and corrected by measured times.
+    """Arriving work in servers, predicted at arrival and corrected by measured times.
 
-    Averaged since its last change: the point where a class's work before and after differs by more than chance.
-    Requests arrive at random, so the variance of a class is taken as proportional to its work, with the factor seen
-    from sample to sample.
+    The work is averaged since its last change: a point before and after which the mean of a class differs by more than
+    chance. Requests arrive at random, so the variance of a class is assumed to be proportional to its work, with a
+    factor that is learnt from the differences between samples.
     """
 
     def __init__(self, config: PressureConfig) -> None:
@@ -135,7 +135,7 @@ class Demand:
         self._noise = [_Noise(), _Noise()]
 
     def observe(self, now: float, healthy: Sequence[InstanceSignals]) -> Work:
-        """Take in a sample of all healthy instances; return the work that arrived since the last one (servers). An
+        """Take in a sample of all healthy instances; return the work that arrived since the last sample (servers). An
         instance with unknown arrivals counts with its busy time."""
         span = 0.0 if self._at is None else now - self._at
         if self._at is None or span > 0.0:
@@ -156,7 +156,7 @@ class Demand:
         return came
 
     def forget(self) -> bool:
-        """Drop the samples before a change; return True if there was one."""
+        """Drop the samples before a change of the work; return True if a change was found."""
         changed = max(noise.change([s.came[c] for s in self._seen]) for c, noise in enumerate(self._noise))
         for _ in range(changed):
             self._seen.popleft()
@@ -188,7 +188,7 @@ class _Noise:
         """Learn from two consecutive samples."""
         square, level = (now - before) ** 2 / 2, (before + now) / 2
         if self._seen >= FIRST:
-            # A change is not noise, unless changes are frequent.
+            # Clip a change of the work: it is not noise, unless changes are frequent.
             square = min(square, SURE * SURE * self.variance(level))
         self._seen += 1
         self._squares, self._work = MEMORY * self._squares + square, MEMORY * self._work + level
@@ -199,13 +199,13 @@ class _Noise:
         return max(ratio * level, (EXACT * level) ** 2)
 
     def change(self, values: Sequence[float]) -> int:
-        """Return how many of ``values`` lie before a change; 0 without one."""
+        """Return the number of ``values`` before a change; 0 if there is no change."""
         n, total = len(values), sum(values)
         if not n:
             return 0
         most, at = SURE * SURE * self.variance(total / n), 0
         for k, before in enumerate(accumulate(values[: n - LEAST]), 1):
-            # Squared difference of both means over 1 / k + 1 / (n - k).
+            # Squared difference of both means, divided by 1 / k + 1 / (n - k).
             squared = (before * n - total * k) ** 2 / (k * (n - k) * n)
             if squared > most:
                 most, at = squared, k

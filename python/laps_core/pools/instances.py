@@ -15,7 +15,7 @@ Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
 
 REST_S = 1.0
-"""Time for which an instance is passed over after a fault of this machine (seconds)."""
+"""Time for which an instance is avoided after a fault of the router's machine (seconds)."""
 RECENT = 0.1
 """Weight of the newest answer in an instance's latency."""
 TOGETHER_S = 5.0
@@ -26,28 +26,28 @@ class Leg(Protocol):
     """Half of a request, at one of its two servers."""
 
     def cancel(self) -> object:
-        """End it."""
+        """Cancel this half."""
         ...
 
 
 class Instance:
-    """A prefill or decode server: address, health, and this router's work in flight there."""
+    """A prefill or decode server: address, health, and this router's work in flight at the server."""
 
     def __init__(self, url: str, role: Role, clock: Clock) -> None:
         self.url = url.rstrip("/")
         self.role = role
         self.healthy = True
         self.unknown = False
-        """True until the process there now has been probed."""
+        """True between the start of a new server process and its first probe."""
         self.failures = 0
-        """Requests that failed in a row: lost connections, time-outs."""
+        """Consecutive failed requests: lost connections and time-outs."""
         self.outstanding_tokens = 0
-        """New tokens in flight."""
+        """Tokens in flight: new tokens at a prefill server, KV tokens at a decode server."""
         self.served = 0
         """Requests sent to the instance so far."""
         self.served_tokens = 0
         self.lost = 0
-        """Requests that ended with their connection."""
+        """Requests whose connection was lost."""
         self.errors = 0
         """Requests answered with 5xx, or not in time."""
         self.answers, self.answers_s = 0, 0.0
@@ -64,7 +64,7 @@ class Instance:
         self._lost_at = -math.inf
         self.clock = clock
         self.busy_since = 0.0
-        """Start of the present period with work in flight, if there is one."""
+        """Start of the present period with work in flight; valid only while there is work."""
         self.busy_s = 0.0
         """Total time with work in flight before that period (seconds)."""
 
@@ -75,7 +75,7 @@ class Instance:
 
     @property
     def usable(self) -> bool:
-        """Return True if a new request may be sent there."""
+        """Return True if a new request may be sent to the instance."""
         return (
             self.healthy and self.breaker.admits() and (self._rests_until is None or self.clock() >= self._rests_until)
         )
@@ -85,31 +85,31 @@ class Instance:
         self.heard_at = self.clock()
 
     def note_answer(self, seconds: float) -> None:
-        """Record a good answer: time since the request was sent for a prefill server, since its prefill for a decode
-        server."""
+        """Record a good answer. ``seconds``: time since the request was sent (prefill server), or since its prefill
+        (decode server)."""
         self.answers += 1
         self.answers_s += seconds
         before = seconds if self.latency_s is None else self.latency_s
         self.latency_s = before + RECENT * (seconds - before)
 
     def rest(self) -> None:
-        """Pass the instance over for a moment, without counting a failure."""
+        """Avoid the instance for REST_S, without counting a failure."""
         self._rests_until = self.clock() + REST_S
 
     def note_lost(self) -> bool:
-        """Record a lost request; return True if others were there with it, so that it need not be the cause."""
+        """Record a lost request; return True if it need not be the cause: other requests were in flight or lost."""
         now, before = self.clock(), self._lost_at
         self._lost_at = now
         return self.outstanding > 0 or now - before < TOGETHER_S
 
     def cut(self) -> None:
-        """Cancel all requests that wait for their first token there."""
+        """Cancel all requests that wait for their first token from the instance."""
         for lease in list(self.leases):
             if lease.leg is not None:
                 lease.leg.cancel()
 
     def busy_seconds(self) -> float:
-        """Return the time with anything in flight since the start (seconds)."""
+        """Return the total time with work in flight (seconds)."""
         return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
     def lease(
@@ -119,12 +119,12 @@ class Instance:
         work_s: float = 0.0,
         rank: Rank[Any] | None = None,
     ) -> Lease:
-        """Account for a request of ``tokens`` new tokens and ``work_s`` (seconds), at ``rank`` if it has several, until
-        the lease ends."""
+        """Return a lease for a request of ``tokens`` and ``work_s`` (seconds), at ``rank`` if the server has several.
+        The work counts as in flight from the start of the lease's ``with`` block until the lease ends."""
         return Lease(self, tokens, length_class, work_s, rank)
 
     def forget(self) -> None:
-        """Forget the state of its memory: another process may be there from now on."""
+        """Hook: forget the state of the server's memory, as another process may run there from now on."""
 
     def entered(self, lease: Lease) -> None:
         """Hook: a request is being sent."""
@@ -135,7 +135,7 @@ class Instance:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """Work handed to one instance. It ends once: by ``end``, or at the latest with its ``with`` block."""
+    """Work of one request at one instance. A lease ends once: by ``end``, or at the latest with its ``with`` block."""
 
     instance: Instance
     tokens: int
@@ -145,7 +145,7 @@ class Lease:
     rank: Rank[Any] | None = None
     """Rank of the server, if it has several."""
     leg: Leg | None = None
-    """Task that runs until the first token has come."""
+    """Task that runs until the first token has come, or the whole reply if it is not streamed."""
     _trial: bool = False
 
     def __enter__(self) -> Lease:
@@ -174,7 +174,7 @@ class Lease:
             i.breaker.leave()
 
     def __exit__(self, *_: object) -> None:
-        # A lease that ends here has failed, and its time teaches nothing.
+        # A lease that is still open has failed: the latency model must not learn from its time.
         self.end(answered=False)
 
 
@@ -182,8 +182,8 @@ T = TypeVar("T", bound=Instance)
 
 
 def open_to(instances: Sequence[T], avoid: Collection[Instance]) -> list[T]:
-    """Return the instances that a request may go to. Instances in ``avoid`` are used only without any other; open
-    breakers are ignored if no other instance is left: a failing server is better than none."""
+    """Return the instances that a request may go to. If no instance outside ``avoid`` admits requests, open breakers
+    are ignored: a failing server is better than none. Instances in ``avoid`` are used only if no other is healthy."""
     usable = [i for i in instances if i.usable and i not in avoid]
     if usable:
         return usable

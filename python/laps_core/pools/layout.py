@@ -1,9 +1,9 @@
 """Layout of a fleet: two pools or none, and the size of each pool.
 
-Queueing gives the cost of two pools: n servers with a common queue make requests wait less than any part of them under
-the same load, and a small pool wastes capacity that its class does not need. The benefit is that short requests do not
-meet long ones. LAPS servers park long prefills, so a short one hardly waits there unless every server has long work at
-once; on stock servers it waits for all that came before.
+Queueing theory gives the cost of two pools: requests wait less at n servers with a common queue than at a part of these
+servers under the same load per server, and a small pool wastes capacity that its class does not need. The benefit is
+that short requests do not wait for long ones. LAPS servers park long prefills, so a short request hardly waits unless
+every server has long work at once. On stock servers a short request waits for all earlier requests.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from laps_core.pools.pressure import Work
 
 GAIN_PARKS, GAIN_STOCK = 0.6, 0.2
-"""Wait in the undivided fleet from which two pools pay, on servers that park and on others (times of one long
-request)."""
+"""Least mean wait in the undivided fleet from which two pools pay off, with LAPS servers and with stock servers
+(multiples of the time of one long request)."""
 LEAST = 0.8
-"""Least short work that is worth a pool (share of that pool's capacity, 0..1)."""
+"""Least short work for which a pool of LAPS servers pays off (share of that pool's capacity, 0..1)."""
 LOSS = 1.2
-"""Most by which two pools may lengthen the time of long requests (ratio)."""
+"""Largest factor by which two pools may lengthen the time of long requests."""
 HYSTERESIS = 0.4, 1.5
-"""Factors on the gain and the loss that keep a divided fleet divided."""
+"""Factors on GAIN_* and on LOSS while the fleet is divided, so that it tends to stay divided."""
 FEWEST = 3
-"""Smallest fleet that is divided: of two servers each pool would have one."""
+"""Smallest fleet that is divided: with two servers each pool would have only one."""
 
 
 def wait(need: float, servers: int) -> float:
     """Return the mean wait at ``servers`` with an offered load of ``need`` servers (times of one request; M/M/n after
-    Sakasegawa); infinite if they are overloaded."""
+    Sakasegawa); infinite if the servers are overloaded."""
     load = need / servers
     if load >= 1.0:
         return math.inf
@@ -45,7 +45,7 @@ class Layout:
 
 
 def short_servers(need: Work, servers: int, n_min: int) -> int:
-    """Return how many of ``servers`` the short pool should have, so that both pools are equally busy."""
+    """Return the size of the short pool, out of ``servers``, at which the busier pool is least busy."""
     total = need.short + need.long
     if not total:
         return servers // 2
@@ -55,8 +55,8 @@ def short_servers(need: Work, servers: int, n_min: int) -> int:
 
 
 def layout(need: Work, servers: int, n_min: int, *, parks: bool, divided: bool) -> Layout:
-    """Return the layout for ``servers`` healthy servers, of which each class needs ``need``. ``parks``: all of them run
-    LAPS; ``divided``: the fleet has two pools now."""
+    """Return the layout for ``servers`` healthy servers. ``need``: servers that each class needs; ``parks``: all
+    servers run LAPS; ``divided``: the fleet has two pools now."""
     short, total = need.short, need.short + need.long
     n = short_servers(need, servers, n_min)
     gain, loss = HYSTERESIS if divided else (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Offers of places for a request: what it would cost there, which is the best, and who helps an overloaded pool."""
+"""Offers of places for a request: the cost of each place, the best offer, and the relief of an overloaded pool."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from laps_core.pools.prefixes import Ask
 from laps_core.pools.pressure import BOTH, Pool
 
 EASE = 0.5
-"""A deadline is met with ease if the predicted TTFT takes at most this share of it: predictions err."""
+"""Largest predicted TTFT that meets a deadline with ease (share of the deadline, 0..1): predictions have errors."""
 Offer = tuple[float, int, Place, float]
-"""Cost there (seconds), tokens to be computed there, the place (server or rank), and the part of the cost that other
-requests bear (seconds)."""
+"""Cost of a place (seconds), the request's new tokens there, the place (server or rank), and the part of the cost that
+other requests bear (seconds)."""
 BEHIND = 3.0
-"""Weight of a request's work beside its own wait, for later requests that wait for it. A prefix computed anew delays
-everybody; by its own wait alone a request would leave its prefix too often."""
+"""Weight of a request's work in the cost, beside its own wait, because later requests wait for that work. Without this
+weight, requests would too often leave a cached prefix and compute it again."""
 _cost = itemgetter(0)
 FLOOD = 8
-"""Multiple of ``load_unit`` in flight everywhere in a pool from which long requests spill to busy instances, too: to
-those with as many times less in flight."""
+"""Load of an overloaded pool from which long requests spill to busy places, too (multiples of ``load_unit`` in flight
+at each of its places). Such a busy place has at most 1 / FLOOD of that load."""
 
 
 def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:
-    """Return offers of the request's own pool and of the other pool. Of the places of a server that have nothing of
-    the prompt cached and no work, the one that has served least stands for all: none is better."""
+    """Return the offers of the request's own pool, and those of the other pool. Of a server's places that have nothing
+    of the prompt cached, the idle one that has served the least stands for all, if any is idle: none is better."""
     total = max(1, ask.total)
     short_anew = total <= threshold
     own: list[Offer] = []
@@ -51,7 +51,7 @@ def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: i
                 others_s = BEHIND * took_s
                 cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
                 offer = cost_s, new, place, others_s
-                # A request that is short only because its history is cached there belongs there.
+                # A request that is short only because its history is cached at this place belongs here.
                 at_home = pool == BOTH or (pool == SHORT) == short or (short and not short_anew)
                 (own if at_home else others).append(offer)
             elif place.outlook.free_at > now or place.outstanding:
@@ -61,7 +61,7 @@ def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: i
         if free is None and not busy:
             continue
         if i.outlook.model is not model:
-            # Servers that report no speed share one model.
+            # Servers that report no latency model share one.
             model = i.outlook.model
             step_s, work_s = model.step_s, model.work_s(total, 0)
             behind_s = BEHIND * work_s
@@ -76,7 +76,7 @@ def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: i
 
 
 def first(offers: list[Offer], ask: Ask) -> Offer:
-    """Return the offer answered first; if several meet the deadline with ease, the one with the least work."""
+    """Return the cheapest offer; if several meet the deadline with ease, the one with the fewest new tokens."""
     if ask.slo_s is not None:
         easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
         if easy:
@@ -85,7 +85,7 @@ def first(offers: list[Offer], ask: Ask) -> Offer:
 
 
 def relief(config: AllocConfig, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
-    """Return places of the other pool that may take a request whose ``own`` pool is overloaded."""
+    """Return the offers of the other pool that may take the request, if its ``own`` pool (``home``) is overloaded."""
     unit = config.load_unit
     fewest = min(o[2].outstanding_tokens for o in own)
     if fewest <= unit:
@@ -104,7 +104,7 @@ def _may_spill(config: AllocConfig, home: Pool, to: Place) -> bool:
 
 
 def least(offers: list[Offer]) -> Offer:
-    """Return the cheapest offer; of several, the one with the least in flight."""
+    """Return the cheapest offer; of equally cheap ones, the one whose place has the fewest tokens in flight."""
     lowest_s = min(offers, key=_cost)[0]
     return min((o for o in offers if o[0] == lowest_s), key=lambda o: _load(o[2]))
 

@@ -1,4 +1,4 @@
-"""Prediction of when a prefill server would answer a request, from the work ahead of it and its own."""
+"""Prediction of when a prefill server would answer a request, from the work ahead of the request and its own work."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from laps_core.pools.pressure import Work
 from laps_core.protocol import Assignment
 
 START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.0)
-"""Latency model of a server until its steps have been measured."""
+"""Latency model of a server until requests have been measured."""
 MEMORY = 0.999
-"""Decay of the learnt speed per request (ratio)."""
+"""Factor by which the learnt model's data decay per request."""
 ENOUGH = 8
-"""Requests after which the learnt model is good enough to refuse a request by."""
+"""Measured requests from which the learnt model is good enough to refuse a request."""
 
 
 class Learnt:
-    """Latency model of servers that report none: a line over the new tokens of requests that were alone there.
+    """Latency model of servers that report none: the time of requests that ran alone, as a line over their new tokens.
 
-    Shared by all of them. With one line each, the server that looks fastest by chance would get the requests, and the
-    other servers would never be measured again.
+    All such servers share it. With a model for each, the server that looks fastest by chance would get the requests,
+    and the other servers would never be measured again.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Learnt:
 
 
 class Outlook:
-    """Work of one server, as one router knows it. Times are of the caller's clock (seconds).
+    """Unfinished work of one server or rank, as one router knows it. Times are of the caller's clock (seconds).
 
-    Requests are batched, so a step's own time counts once for all of them. Where short requests park long prefills,
-    they wait for short ones only.
+    Requests are batched, so a step's own time counts once for all of them. If the server parks long prefills, short
+    requests wait for short ones only.
     """
 
     __slots__ = (
@@ -60,32 +60,32 @@ class Outlook:
 
     def __init__(self, learnt: Learnt) -> None:
         self.own_model: Coefficients | None = None
-        """Server-reported latency model, if any."""
+        """Latency model that the server reports; None if it reports none."""
         self.parks = False
-        """True if the server runs LAPS: a long prefill there is parked while short ones run."""
+        """True if the server runs LAPS, which parks a long prefill while short requests run."""
         self.shared = False
-        """True if other routers' requests were at work there at the last poll."""
+        """True if the server computed requests of other routers at the last poll."""
         self.arrivals = Arrivals()
         self.free_at = -math.inf
-        """Time from which no work is known there; infinite while this router has some there."""
+        """Time from which the server has no known work; infinite while this router has requests there."""
         self.done = Work()
-        """Finished work of this router there, since the start (seconds)."""
+        """Finished work of this router's requests at the server, by class (seconds)."""
         self._learnt = learnt
         self._alone = False
         self._short = self._long = 0.0
         self._others_short_until = self._others_until = -math.inf
-        """Times at which other routers' known work is done: the short, and after it all."""
+        """Times at which the known short work, and then all known work, of other routers is done."""
         self._since = 0.0
 
     @property
     def model(self) -> Coefficients:
-        """Return the server's own latency model, or the learnt one."""
+        """Return the reported latency model, or else the learnt one."""
         return self.own_model or self._learnt.model
 
     def enter(self, now: float, cls: ClassName, work_s: float) -> None:
-        """Add a request that this router sends there."""
+        """Add a request that this router sends to the server."""
         self.free_at = math.inf
-        # The time to first token of a request that is alone there measures the server.
+        # The time to first token of a request that runs alone measures the server.
         self._alone = not (self.shared or any(self.waiting(now)))
         if not (self._short or self._long):
             self._since = now
@@ -97,11 +97,11 @@ class Outlook:
             self._long += work_s
 
     def leave(self, now: float, cls: ClassName, work_s: float, tokens: int) -> None:
-        """Remove a request that has its first token after ``tokens`` new tokens; 0: without one."""
+        """Remove a request whose first token came after ``tokens`` new tokens; 0: the request failed."""
         if tokens and self._alone and self.own_model is None and now > self._since:
             self._learnt.observe(tokens, now - self._since)
         self._since = now
-        # Rounding errors would keep the sum of floats from 0.0.
+        # Rounding errors would keep the sum of floats from returning to 0.0.
         if cls == SHORT:
             self.done = Work(self.done.short + work_s, self.done.long)
             self._short = self._short - work_s if self._short - work_s > 1e-9 else 0.0
@@ -111,16 +111,16 @@ class Outlook:
         self.free_at = math.inf if self._short or self._long else self._others_until
 
     def seen(self, others: bool) -> None:
-        """Set whether other routers' requests are at work there now, however little of them waits."""
+        """Set whether the server computes requests of other routers now, even if hardly any of them waits."""
         self.shared = others
         self._alone = self._alone and not others
 
     def told(self, now: float, short_s: float, long_s: float) -> None:
-        """Take in the work that the server reports as waiting (seconds): all but this router's is other routers'."""
+        """Take in the server's unfinished work (seconds): the excess over this router's own is other routers' work."""
         self._note(now, short_s - self._short, long_s - self._long)
 
     def told_others(self, now: float, pool: Assignment, seconds: float) -> None:
-        """Take in other routers' waiting work (seconds); its class is guessed from ``pool``."""
+        """Take in the waiting work of other routers (seconds). Its class is unknown: guess it from ``pool``."""
         self._note(now, seconds, 0.0) if pool == SHORT else self._note(now, 0.0, seconds)
 
     def _note(self, now: float, short_s: float, long_s: float) -> None:
@@ -130,7 +130,7 @@ class Outlook:
         self._alone = self._alone and self._others_until <= now
 
     def waiting(self, now: float) -> Work:
-        """Return the work there (seconds)."""
+        """Return the known unfinished work at the server, by class (seconds)."""
         short_until, until = self._others_short_until, self._others_until
         if now >= until:
             return Work(self._short, self._long)
@@ -139,36 +139,36 @@ class Outlook:
         return Work(self._short + (short_until - now), self._long + (until - short_until))
 
     def first_s(self, now: float, new: int, cached: int, short: bool) -> float | None:
-        """Return the predicted time to first token of a request sent now (seconds); None if it is uncertain: the model
-        is neither reported nor learnt, or the server is idle, so that the request can be measured."""
+        """Return the predicted time to first token of a request sent now (seconds). None if the server reports no model
+        and too few requests were measured, or if such a server is idle, so that this request can be measured."""
         waits = self.waiting(now)
         if self.own_model is None and not (self._learnt.enough and any(waits)):
             return None
         cost_s = self.cost_s(now, new, cached, short)
         if short and self.parks and waits.long:
-            # The delay caused to a long request is not part of the short one's time.
+            # The delay of the long request is part of the cost, but not of the short request's own time.
             cost_s -= self.model.step_s + self.model.work_s(new, cached)
         return cost_s
 
     def cost_s(self, now: float, new: int, cached: int, short: bool) -> float:
-        """Return the predicted time to the answer of a request sent now, plus the delay of a long one that it preempts
-        (seconds)."""
+        """Return the predicted time to first token of a request sent now, plus the delay of a long request that it
+        preempts (seconds)."""
         model = self.own_model or self._learnt.model
         return self.with_work_s(now, model.step_s, model.work_s(new, cached), short)
 
     def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
-        """Return the cost as ``cost_s``, of a request that adds ``work_s`` to a step; the sum of both if the server is
-        idle."""
+        """Return the cost, as in ``cost_s``, of a request that adds ``work_s`` to a step of ``step_s`` (seconds); on an
+        idle server, the sum of both."""
         left_s = self._others_until - now
         if short and self.parks:
             ahead, long = self.waiting(now) if left_s > 0.0 else (self._short, self._long)
             if long:
-                # The running slice ends first, and the long prefill waits for this whole step.
+                # The running slice of the long prefill ends first, and the prefill then waits for this whole step.
                 return ahead + 3.0 * step_s + 2.0 * work_s
             return ahead + work_s + (2.0 * step_s if ahead else step_s)
         ahead = self._short + self._long
         if ahead:
-            # The time since then was spent on this router's work; other routers' has been reduced by it already.
+            # The time since ``_since`` went into this router's work; other routers' work is reduced by it already.
             ahead += step_s - (now - self._since)
             if ahead < 0.0:
                 ahead = 0.0

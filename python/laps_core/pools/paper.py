@@ -1,7 +1,7 @@
 """The router of the LAPS paper, as a baseline.
 
-A request's class is that of the whole prompt, and its server the one with the fewest requests. Algorithm 2 decides by
-the pressures alone and makes at most one move a period (LAPS, s3.2).
+The class of a request depends on its whole prompt, and the server with the fewest requests gets the request. Algorithm
+2 decides by the pressures alone and makes at most one move per period (LAPS, s3.2).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from laps_core.pools.pressure import BOTH, POOLS, PressureConfig
 
 
 class PaperController(PoolController):
-    """Controller without smoothing or measured work: uses the pools' pressures at the moment of a decision."""
+    """Controller without smoothing or measured work: it uses the pools' pressures at the moment of a decision."""
 
     def decide(self, now: float) -> list[Move]:
-        """See PoolController."""
+        """Return the moves that are due, as ``PoolController.decide``."""
         if self._seen_at is None or now - self._moved_at < self.config.cooldown_s:
             return []
         moves = self._divide([s for s in self._healthy if s.pool == BOTH], now, "it belongs to no pool yet")
@@ -45,7 +45,7 @@ class PaperPools(Pools):
     """Pools that ignore prefixes, history and predicted times."""
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
-        """See Pools."""
+        """Choose the place with the fewest requests, as ``Pools.choose``."""
         usable, total = open_to(self.instances, avoid), max(1, ask.total)
         if not usable:
             return None
@@ -58,7 +58,7 @@ class PaperPools(Pools):
         return Choice(chosen.server, length_class, total, 0, work_s, not own, rank=chosen.rank, why=why)
 
     def sends(self, ask: Ask, choice: Choice) -> None:
-        """Record nothing."""
+        """Record nothing: prefixes and sessions are ignored."""
 
 
 def controller(config: PressureConfig, start_s: float = 0.0) -> PoolController:

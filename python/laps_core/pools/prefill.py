@@ -14,15 +14,15 @@ from laps_core.protocol import Assignment, PoolRecord
 from laps_core.slo import overshoot
 
 SPAN_S = 5.0
-"""Averaging time of the router's own view of an instance, about (seconds)."""
+"""Half-life of the lateness and backlog that this router has seen at an instance (seconds)."""
 PREFIX_TOKENS = 1 << 20
 """Size of the prefix index for a server that does not report its prefix cache (tokens)."""
 PREFIX_TOKENS_MOST = 1 << 24
-"""Limit of the prefix index of a server, whatever it reports (tokens): it takes 35 MB here."""
+"""Largest prefix index of a server, no matter what the server reports (tokens): this takes 35 MB in the router."""
 
 
 class PrefillInstance(Instance):
-    """A prefill server: member of one pool or of both, with an index of the prefixes it has cached."""
+    """A prefill server: a member of one pool or of both, with an index of its cached prefixes."""
 
     def __init__(
         self,
@@ -40,34 +40,34 @@ class PrefillInstance(Instance):
         self.record: PoolRecord | None = None
         """Pool record stored by the server; None if it stores none."""
         self.taken_at = -math.inf
-        """Time at which that was last read."""
+        """Time at which ``record`` was last read or set."""
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self._learnt = learnt or Learnt()
         self.outlook = Outlook(self._learnt)
-        """Predicts when the server would answer a request; with several ranks, their mean."""
+        """Predicted answer times of the server; with several ranks, for the mean of their work."""
         self.places: tuple[Place, ...] = (self,)
-        """Targets for requests: its data-parallel ranks, or itself if it has one."""
+        """Targets of requests: the server's data-parallel ranks, or the server itself if it has one rank."""
         self.server = self
         self.rank: Rank[PrefillInstance] | None = None
-        """None, as this place is no rank."""
+        """Always None: this place is a whole server."""
         self.longest: int | None = None
         """Longest prompt that the server's memory holds (tokens); None if unknown."""
         self._deviation = 0.0
         self._deviation_at = clock()
 
     def take(self, record: PoolRecord | None) -> None:
-        """Adopt the server's own pool record, which counts for all routers."""
+        """Adopt the pool record that the server stores for all routers."""
         self.record, self.taken_at = record, self.clock()
         if record and record.assignment:
             self.pool = record.assignment
 
     @property
     def prefix_blocks(self) -> int:
-        """Return the number of blocks in its prefix indexes."""
+        """Return the number of blocks in the prefix indexes of all places."""
         return sum(len(p.prefixes) for p in self.places)
 
     def spread(self, ranks: int) -> None:
-        """Set the number of data-parallel ranks that requests are spread over by room. A new number makes new ranks."""
+        """Set the number of data-parallel ranks that bootstrap rooms select. A new number replaces all ranks."""
         ranks = ranks if 1 < ranks <= RANKS_MAX else 1
         if ranks == len(self.places):
             return
@@ -77,19 +77,19 @@ class PrefillInstance(Instance):
             self.places = tuple(Rank(self, n, ranks, self._learnt, PREFIX_TOKENS) for n in range(ranks))
 
     def remembers(self, tokens: int | None) -> None:
-        """Set the size of each of its prefix caches (tokens); None if unknown."""
+        """Set the size of the prefix cache of the server, or of each of its ranks (tokens); None if unknown."""
         tokens = PREFIX_TOKENS if tokens is None else min(tokens, PREFIX_TOKENS_MOST)
         for p in self.places:
             p.prefixes.bound(tokens if p.rank is None else p.rank.share(tokens))
 
     def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
-        """Set the server's report: whether it runs LAPS, its latency model, and the longest prompt; None if unknown."""
+        """Store whether the server runs LAPS (``parks``), its latency model and its longest prompt; None if unknown."""
         self.longest = longest
         for o in (self.outlook, *(p.outlook for p in self.places)):
             o.parks, o.own_model = parks, model
 
     def flushed(self) -> None:
-        """Empty the prefix indexes."""
+        """Empty all prefix indexes, because the server's cache is empty."""
         for p in self.places:
             p.prefixes.clear()
 
@@ -113,7 +113,7 @@ class PrefillInstance(Instance):
         now = self.clock()
         if rank is not None:
             rank.left(now, lease.tokens, lease.length_class, work_s, answered)
-            # The rank's outlook has learnt from it already.
+            # The rank's outlook has learnt from this request already.
             work_s, tokens = work_s / rank.of, 0
         self.outlook.leave(now, lease.length_class, work_s, tokens)
 
@@ -128,8 +128,8 @@ class PrefillInstance(Instance):
 
     @property
     def deviation(self) -> float:
-        """Return the mean relative overshoot of deadlines seen by this router (ratio); without new ones it halves every
-        few seconds."""
+        """Return the mean relative overshoot of deadlines seen by this router (ratio); without new requests it halves
+        every SPAN_S."""
         return self._deviation * self._fading()
 
 

@@ -1,4 +1,4 @@
-"""Prefix lookup: token counts and chained block hashes of prompts, and which blocks each server has cached."""
+"""Prefix lookup: token counts and chained block hashes of prompts, and the blocks that each server has cached."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BLOCK_BYTES = 256
-"""Size of a block of text; about 64 tokens of English."""
+"""Size of a block of text (bytes of UTF-8): about 64 tokens of English."""
 BLOCK_IDS = 64
-"""Size of a block of token ids."""
+"""Size of a block of token ids (tokens)."""
 TOKENS_PER_BLOCK = 64
 SHARERS = 3
-"""Distinct continuations of a prefix before it is copied. A conversation that is retried or branches off once gives
-two; a system prompt gives as many as it has users."""
+"""Number of distinct continuations from which a prefix is copied. A conversation that is retried or branches off once
+has two; a system prompt has as many as it has users."""
 MEDIA_TOKENS = 512
-"""Tokens counted for one image, video or audio part. Models and resolutions differ widely: one part makes a request
+"""Tokens counted for one image, video or audio part. Models and resolutions differ widely, so each part makes a request
 long."""
 PROMPTS_MAX = 64
-"""Prompts of a batch that are looked up in the prefix indexes; they stand for the rest."""
+"""Most prompts of a batch that are looked up in the prefix indexes; these prompts stand for the rest."""
 HALF = 0.5
-"""A server that finds less than this share of the expected prefix has evicted it (0..1)."""
+"""Share of the expected cached tokens (0..1); a server that finds fewer has evicted some of them."""
 WATCHED = 1024
-"""Prefixes watched at a time; the least recently used one is forgotten."""
+"""Most prefixes watched at the same time; the least recently used one is forgotten."""
 
 Tokens = bytes | Sequence[int]
 """UTF-8 text, or token ids."""
@@ -32,7 +32,7 @@ Tokens = bytes | Sequence[int]
 
 @dataclass(slots=True)
 class Fingerprint:
-    """A prompt cut into whole blocks, each hash covering all blocks before it."""
+    """A prompt cut into whole blocks. The hash of a block covers all earlier blocks, too."""
 
     hashes: tuple[int, ...]
     covered: float
@@ -40,7 +40,7 @@ class Fingerprint:
     media: tuple[int, ...] = ()
     """Block in which each image, video or audio part ends, counted from 0."""
     prompt: Tokens | None = None
-    """Text or ids, until the request has been compared with others."""
+    """Text or ids of the prompt; None after ``Pools.sends`` has recorded the request."""
 
 
 EMPTY = Fingerprint((), 0.0)
@@ -52,8 +52,8 @@ def block_size(prompt: Tokens) -> int:
 
 
 def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> Fingerprint:
-    """Return the fingerprint of UTF-8 text, with media that end at these bytes of it, or of token ids. Different seeds
-    give different prompts.
+    """Return the fingerprint of UTF-8 text or token ids. ``media_at``: bytes of the text at which media parts end.
+    Another ``seed`` gives other hashes.
 
     A prompt shorter than one block has no hashes.
     """
@@ -69,9 +69,9 @@ def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> 
 
 
 class PrefixIndex:
-    """Least recently used blocks of one instance, up to ``tokens``.
+    """Blocks that one instance is expected to have cached, up to ``tokens``; the least recently used ones are dropped.
 
-    A block is never younger than the blocks before it, so the cached part of a prompt is always a prefix.
+    A block is never used more recently than the blocks before it, so the cached part of a prompt is always a prefix.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -84,11 +84,11 @@ class PrefixIndex:
         return len(self.blocks)
 
     def bound(self, tokens: int) -> None:
-        """Bound the index to ``tokens`` from now on; the excess is dropped with the next prompt."""
+        """Bound the index to ``tokens`` from now on; the next ``add`` drops the excess."""
         self._limit = tokens // TOKENS_PER_BLOCK
 
     def depth(self, prompt: Fingerprint) -> int:
-        """Return how many blocks of ``prompt`` are held."""
+        """Return the number of blocks of ``prompt`` in the index."""
         hashes = prompt.hashes
         if not hashes or hashes[0] not in self.blocks:
             return 0
@@ -104,14 +104,14 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
     def correct(self, expected: int, found: int) -> None:
-        """Drop the oldest blocks if a server ``found`` far fewer cached tokens than were ``expected``: it evicts sooner
-        than this index does."""
+        """Drop the oldest quarter of the blocks if a server ``found`` far fewer cached tokens than ``expected``: the
+        server evicts sooner than this index does."""
         if found < HALF * expected and expected > TOKENS_PER_BLOCK:
             for _ in range(len(self.blocks) // 4):
                 self.blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop all blocks: the instance was restarted or its cache flushed."""
+        """Drop all blocks: the instance was restarted, or its cache was flushed."""
         self.blocks.clear()
 
 
@@ -120,10 +120,10 @@ class Ask:
     """Prompts of one request, with its deadline and session."""
 
     tokens: int
-    """Tokens of texts and ids."""
+    """Tokens of all texts and ids, without media."""
     prompts: Sequence[Fingerprint] = ()
     media: int = 0
-    """Media parts at unknown positions in the prompt: never taken to be cached."""
+    """Media parts at unknown positions in the prompts; assumed not to be cached."""
     slo_s: float | None = None
     """Deadline after arrival (seconds)."""
     until: float = math.inf
@@ -133,11 +133,11 @@ class Ask:
 
     @property
     def total(self) -> int:
-        """Return the tokens of the whole request."""
+        """Return the tokens of the whole request, with media."""
         return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * MEDIA_TOKENS
 
     def new(self, index: PrefixIndex) -> int:
-        """Return the tokens to compute on a server with the cached blocks of ``index`` (>= 1)."""
+        """Return the expected new tokens of the request on a server that has the blocks of ``index`` cached (>= 1)."""
         share, media = 0.0, self.media
         for p in self.prompts:
             depth = index.depth(p)
@@ -145,7 +145,7 @@ class Ask:
             if p.media:
                 media += sum(block >= depth for block in p.media)
         if share:
-            # A batch's share is the mean over its prompts: an estimate that needs no lengths.
+            # The cached share of a batch is the mean over its prompts: an estimate that needs no prompt lengths.
             share /= len(self.prompts)
         return max(1, round(self.tokens * (1 - share)) + media * MEDIA_TOKENS)
 
@@ -161,15 +161,15 @@ class _Watched:
     copies: int = 0
 
     def known(self, rest: Tokens) -> int | None:
-        """Return the index of a continuation that ``rest`` is no other than; None if there is none. The next turn of a
-        conversation begins as its last one did, and a repeated request is no other continuation."""
+        """Return the index of a known continuation that agrees with ``rest`` as far as both go; None if there is none.
+        So neither the next turn of a conversation nor a repeated request counts as another continuation."""
         return next((i for i, r in enumerate(self.rests) if rest[: len(r)] == r[: len(rest)]), None)
 
 
 class SharedPrefixes:
-    """Prefixes that several requests share, by their distinct continuations.
+    """Prefixes that several requests share, with their distinct continuations.
 
-    A lost copy (evicted, or its server moved) is made again, each time after twice as many requests, so that a short
+    A lost copy (evicted, or its server moved) is made again, each time after twice as many continuations. So a short
     pool with too little memory for a prefix is not filled with it again and again.
     """
 
@@ -180,14 +180,14 @@ class SharedPrefixes:
         return len(self._watched)
 
     def due(self, prompt: Fingerprint, blocks: int) -> bool:
-        """Return True if the first ``blocks`` (> 0) of ``prompt``, which a server holds, should be copied when it goes
-        on from them."""
+        """Return True if this request should copy the first ``blocks`` (> 0) of ``prompt``, which a server of the long
+        pool has cached, to the short pool."""
         rest = self._rest(prompt, blocks)
         seen = self._watched.get(prompt.hashes[blocks - 1]) or _Watched()
         return bool(rest) and seen.count + (seen.known(rest) is None) >= SHARERS << seen.copies
 
     def note(self, prompt: Fingerprint, blocks: int) -> None:
-        """Record that ``prompt`` goes on from its first ``blocks`` (> 0)."""
+        """Record how ``prompt`` continues after its first ``blocks`` (> 0)."""
         rest = self._rest(prompt, blocks)
         if not rest:
             return
@@ -205,14 +205,14 @@ class SharedPrefixes:
 
     @staticmethod
     def _rest(prompt: Fingerprint, blocks: int) -> Tokens:
-        """Return the block that follows; empty for a retry, which is no new request."""
+        """Return the block after the first ``blocks`` of ``prompt``; empty for a retry, which is not a new request."""
         if prompt.prompt is None:
             return b""
         size = block_size(prompt.prompt)
         return prompt.prompt[blocks * size : (blocks + 1) * size]
 
     def copied(self, prompt: Fingerprint, blocks: int) -> None:
-        """Restart the count: a copy of the first ``blocks`` of ``prompt`` is being made."""
+        """Restart the count of continuations: a copy of the first ``blocks`` of ``prompt`` is being made."""
         seen = self._watched[prompt.hashes[blocks - 1]]
         seen.rests.clear()
         seen.count = 0

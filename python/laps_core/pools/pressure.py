@@ -28,27 +28,27 @@ NO_WORK = Work()
 ALPHA = 1.0
 """Weight of the backlog."""
 BETA = 1.0
-"""Weight of the deviation: a server that answers at twice the deadline presses as much as one ``load_unit`` of
-backlog."""
+"""Weight of the deviation: a server that answers at twice the deadline has as much pressure as with one ``load_unit``
+of backlog."""
 GAMMA = 0.2
-"""Weight of the busy share, which lowers pressure: a busy device is already working on its backlog. Small, or a busy
-server with a short queue would seem to need nothing."""
+"""Weight of the busy share, which lowers pressure: a busy device already works on its backlog. A large weight would
+hide the need of a busy server with a short queue."""
 QUANTILE = 0.9
-"""Quantile over a pool's instances that is the pool's pressure: the hot ones, but not the hottest alone."""
+"""Quantile of the instances' pressures that is the pool's pressure: high, but not the hottest instance alone."""
 IDLE_PRESSURE = 0.25
-"""Pressure below which both pools count as idle, whatever the ratio."""
+"""Pressure up to which both pools count as idle, no matter how large their ratio is."""
 COOLDOWN_SHARE = 0.9
-"""Share of a period, so that a timer's jitter never skips a decision."""
+"""Cool-down as a share of the period (0..1): less than 1, so that timer jitter never skips a decision."""
 BEATS = 5
-"""Samples of the signals in each period: enough for smoothing, with few polls of the servers."""
+"""Number of samples in each period: enough for smoothing, with few polls of the servers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PressureConfig:
-    """Parameters of Algorithm 2 that operators set; the rest follows from these."""
+    """Parameters of Algorithm 2 that operators set; the other parameters follow from these."""
 
     ratio: float = 2.0
-    """1 + tau: ratio of the pools' pressures that calls for a move; also the half-width of the dead band."""
+    """Ratio of the pools' pressures from which servers move (1 + tau); also the half-width of the dead band."""
     period_s: float = 5.0
     """Time between decisions (seconds)."""
     load_unit: int = 2048
@@ -56,7 +56,7 @@ class PressureConfig:
     n_min: int = 1
     """Least number of healthy instances in each pool."""
     divided: bool = False
-    """True: there are always two pools; False: the controller decides."""
+    """True: the fleet always has two pools; False: the controller decides."""
     published: bool = False
     """True: Algorithm 2 as published, a baseline; see paper.py."""
 
@@ -85,13 +85,13 @@ class InstanceSignals:
     healthy: bool = True
     load: Load = IDLE
     outstanding: float = 0.0
-    """Work in flight (tokens): the instance with the least is the cheapest to move."""
+    """Work in flight (tokens); the instance with the least work is the cheapest to move."""
     busy: Work = NO_WORK
     """Share of the time since the last sample that the device spent on each class (0..1)."""
     came: Work | None = None
     """Predicted work that arrived since the last sample (servers; see ``Arrivals``); None if unknown."""
     waiting: Work = NO_WORK
-    """Work that waits there (seconds)."""
+    """Unfinished work at the instance, by class (seconds)."""
     parks: bool = False
     """True if the server runs LAPS, which parks long prefills while short ones run."""
 
@@ -99,7 +99,7 @@ class InstanceSignals:
 def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
     """Return psi_k = alpha q_k + beta e_k - gamma u_k on normalised signals, never below 0 (LAPS, s3.2).
 
-    The floor at 0 keeps ratios of pressures meaningful: an idle instance is not "less than idle" for being busy.
+    The floor at 0 keeps ratios of pressures meaningful: the busy share cannot make a pressure negative.
     """
     q = max(0.0, signals.load.backlog_tokens) / config.load_unit
     e = min(max(0.0, signals.load.slo_deviation), OVERSHOOT_MAX)
@@ -108,18 +108,18 @@ def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
 
 
 def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
-    """Return a pool's pressure: the QUANTILE over its instances; 0.0 for none.
+    """Return a pool's pressure: the QUANTILE over its instances; 0.0 for an empty pool.
 
-    One instance counts at most ``ratio`` times the mean of the others, or IDLE_PRESSURE if that is more. Of a few
-    instances the P90 is nearly the largest: a single faulty one, whose backlog does not shrink, would otherwise draw in
-    the other pool's instances one by one. Bounded, it cannot call for a move while the others of its pool are under no
-    more pressure than the other pool.
+    Each instance counts at most ``ratio`` times the mean of the other instances, or IDLE_PRESSURE if that is more. With
+    few instances the P90 is nearly the largest value. Without the bound a single faulty instance, whose backlog does
+    not shrink, would draw in the other pool's instances one by one. With it the faulty instance cannot cause a move
+    while the other instances of its pool have no more pressure than the other pool.
     """
     return quantile(bounded(values, config.ratio, IDLE_PRESSURE), QUANTILE)
 
 
 def bounded(values: Sequence[float], ratio: float, least: float) -> Sequence[float]:
-    """Return ``values``, each at most ``ratio`` times the mean of the others, or ``least`` if that is more."""
+    """Return ``values``, each bounded by ``ratio`` times the mean of the others, or by ``least`` if that is more."""
     if len(values) < 2:
         return values
     total, others = sum(values), len(values) - 1
@@ -127,8 +127,8 @@ def bounded(values: Sequence[float], ratio: float, least: float) -> Sequence[flo
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the q-quantile of ``values`` with linear interpolation; 0.0 for none."""
-    # NumPy's takes ten times as long for a few values, and a simulation calls this at every step.
+    """Return the q-quantile of ``values`` with linear interpolation; 0.0 without values."""
+    # NumPy's quantile takes ten times as long for a few values, and a simulation computes one at every step.
     if not len(values):
         return 0.0
     ordered = sorted(values)

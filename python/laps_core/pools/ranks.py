@@ -11,9 +11,9 @@ from laps_core.pools.prefixes import PrefixIndex
 from laps_core.protocol import Assignment
 
 RANKS_MAX = 1024
-"""Most ranks tracked; a server that reports more is taken to have one. Each costs memory and time here."""
+"""Most ranks tracked; a server that reports more counts as having one. Each rank costs the router memory and time."""
 FULL_INDEXES = 8
-"""Limit of the prefix indexes of all ranks of a server, in multiples of one server's."""
+"""Largest total size of all prefix indexes of a server's ranks, in multiples of the index of a one-rank server."""
 
 
 class _Server(Protocol):
@@ -24,8 +24,8 @@ S = TypeVar("S", bound=_Server)
 
 
 class Rank(Generic[S]):
-    """One of several ranks of a server, with this router's work in flight there. The choice of a server treats it like
-    a server with a single rank."""
+    """One of several ranks of a server, with this router's work in flight at the rank. The choice of a server treats a
+    rank like a server with a single rank."""
 
     __slots__ = (
         "number", "of", "outlook", "outstanding", "outstanding_tokens", "prefixes", "rank", "served_tokens", "server",
@@ -46,22 +46,22 @@ class Rank(Generic[S]):
         return self.server.pool
 
     def share(self, tokens: int) -> int:
-        """Return the size of this rank's index (tokens), where the index of a server with one rank holds ``tokens``."""
+        """Return the size of this rank's prefix index (tokens), if the index of a one-rank server holds ``tokens``."""
         return tokens * min(self.of, FULL_INDEXES) // self.of
 
     def room(self, number: int) -> int:
-        """Return the bootstrap room next to ``number`` that the server maps to this rank."""
+        """Return a bootstrap room near ``number`` that the server maps to this rank."""
         return number - number % self.of + self.number
 
     def entered(self, now: float, tokens: int, cls: ClassName, work_s: float) -> None:
-        """Add a request of ``tokens`` new tokens and ``work_s`` (seconds), which is being sent."""
+        """Add a request of ``tokens`` new tokens and ``work_s`` (seconds) that is being sent."""
         self.outlook.enter(now, cls, work_s)
         self.outstanding += 1
         self.outstanding_tokens += tokens
         self.served_tokens += tokens
 
     def left(self, now: float, tokens: int, cls: ClassName, work_s: float, answered: bool) -> None:
-        """Remove a request that has been answered, or has failed."""
+        """Remove a request that has been answered or has failed."""
         self.outlook.leave(now, cls, work_s, tokens if answered else 0)
         self.outstanding -= 1
         self.outstanding_tokens -= tokens

@@ -1,4 +1,4 @@
-"""Sessions named by clients, and the server that served each last; looked up before any prefix."""
+"""Sessions named by clients, and the last server of each. The router looks up a session before any prefix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from laps_core.pools.prefill import Place, PrefillInstance
 from laps_core.pools.prefixes import Ask
 
 MOST = 65_536
-"""Sessions remembered; the least recently used one is forgotten."""
+"""Most sessions remembered; the least recently used one is forgotten."""
 FAR = 2.0
-"""Ratio of predicted times from which a session leaves its server for one that has nothing of it cached."""
+"""Ratio of predicted times above which a session leaves its server for another that has nothing of it cached."""
 
 
 class SessionTable:
-    """Maps a session's name to its server or data-parallel rank."""
+    """Map from the name of a session to its server or data-parallel rank."""
 
     def __init__(self) -> None:
         self._places: OrderedDict[str, Place] = OrderedDict()
@@ -37,8 +37,8 @@ class SessionTable:
         self._places.clear()
 
     def holder(self, ask: Ask, usable: Collection[PrefillInstance], now: float, threshold: int) -> Place | None:
-        """Return the place where ``ask``'s session continues; None if there is none, or its server is gone or far
-        slower."""
+        """Return the place where the session of ``ask`` continues; None if ``ask`` has no known session, or if its
+        place is gone or far slower than another."""
         place = None if ask.session is None else self._places.get(ask.session)
         if place is None or place.server not in usable or place not in place.server.places:
             return None

@@ -1,6 +1,6 @@
-"""Causes of one request's time to first token: its own moments, laid over what the device did meanwhile.
+"""Causes of one request's time to first token, from the request's own moments and what the device did meanwhile.
 
-Each microsecond from its arrival to its first token has one cause, so that causes add up to the time.
+Each microsecond from the request's arrival to its first token has one cause, so the causes add up to the whole time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from laps_core.receipts.ledger import Held, Ledger, Run
 from laps_core.receipts.receipt import Behind, Cause
 
 NAMED = 8
-"""Requests that a receipt names as those it waited behind."""
+"""Most requests that a receipt names in ``behind``."""
 
 
 class Wait(NamedTuple):
-    """A stretch in which a request could not have run, whatever the device did."""
+    """Period in which a request could not run, independent of the device."""
 
     begin_us: int
     end_us: int
@@ -32,43 +32,43 @@ class Wait(NamedTuple):
 
 
 class Moments(msgspec.Struct, kw_only=True):
-    """When a request was where. Microseconds of the ledger's clock; None: it was not there, or nobody knows."""
+    """Times at which a request reached each stage (microseconds of the ledger's clock); None = never, or unknown."""
 
     rid: str
     cls: ClassName
     arrived_us: int
-    """The HTTP server had it."""
+    """Arrival at the HTTP server."""
     end_us: int
-    """The first token is on its way, or it ended without one."""
+    """First token sent, or end of the request without a token."""
     sent_us: int | None = None
-    """Tokenized, and sent to the scheduler."""
+    """Tokenized and sent to the scheduler."""
     received_us: int | None = None
-    """The scheduler has taken it in."""
+    """Received by the scheduler."""
     asked_us: int | None = None
-    """Since then it waits for a decode server."""
+    """Start of the wait for a decode server."""
     waits_us: int | None = None
-    """From now on it could run."""
+    """Entry into the waiting queue: the request can run from now on."""
     ready_us: int | None = None
-    """A decode server had memory for it; it may have run before."""
+    """A decode server has memory for the request, which can have run before."""
     transferred_us: int | None = None
-    """The decode server has its KV cache."""
+    """The decode server has the request's KV cache."""
     runs: Sequence[Run] = ()
-    """The batches that it is in, in order."""
+    """Batches of the request, in order."""
     blocked: Sequence[Wait] = ()
-    """In order."""
+    """Periods in which the request could not run, in order."""
 
 
 class Account(NamedTuple):
-    """The time of one request."""
+    """Account of the time of one request."""
 
     causes_us: dict[Cause, int]
-    """Causes of no time are left out."""
+    """Microseconds of each cause, without causes of 0."""
     behind: tuple[Behind, ...]
     left_out: int
 
 
 def account(m: Moments, ledger: Ledger) -> Account:
-    """Return where the time of a request went. In so many steps as batches ran meanwhile."""
+    """Return where the time of a request went. The cost grows linearly with the batches that ran meanwhile."""
     found = _Overlay(m, ledger)
     runs = [run for run in m.runs if run.begin_us < m.end_us]
     first_us = runs[0].begin_us if runs else None
@@ -79,7 +79,7 @@ def account(m: Moments, ledger: Ledger) -> Account:
     found.all_until(_first(m.asked_us, queued_us), "tokenizing")
     found.all_until(_first(queued_us, None if m.asked_us is None else m.end_us), "decode_room")
     if last_us is None:
-        # It never ran: what it waited for is all there is.
+        # The request never ran: all of its time is waiting.
         found.overlaid_until(m.end_us, "other" if m.waits_us is None else "scheduling")
         return found.account()
     found.overlaid_until(last_us, "scheduling")
@@ -94,7 +94,7 @@ def _first(*moments: int | None) -> int | None:
 
 
 class _Overlay:
-    """One request, on its way through its moments."""
+    """Account of one request in progress: time is assigned to causes from arrival on, moment by moment."""
 
     def __init__(self, m: Moments, ledger: Ledger) -> None:
         self._m, self._ledger, self._at = m, ledger, m.arrived_us
@@ -104,20 +104,21 @@ class _Overlay:
         self._others: list[tuple[Run, int]] = []
 
     def all_until(self, until_us: int | None, cause: Cause) -> None:
-        """Take the time until then for one cause; None: that moment never came."""
+        """Assign the time up to `until_us` to one cause; None: that moment never came."""
         if until_us is not None and (until := min(until_us, self._m.end_us)) > self._at:
             self._causes[cause] += until - self._at
             self._at = until
 
     def overlaid_until(self, until_us: int | None, idle: Cause) -> None:
-        """Take the time until then for what the device did; `idle`: nothing, and nothing holds the request back."""
+        """Assign the time up to `until_us` to causes by what the device did. `idle`: cause of time in which the device
+        was idle and nothing held the request back."""
         if until_us is None or (until := min(until_us, self._m.end_us)) <= self._at:
             return
         held = self._ledger.held(self._m.cls, self._at, until)
         at, causes, own, others, first_us = 0, self._causes, self._own, self._others, self._first_us
         blocked, last = self._m.blocked, len(held) - 1
         next_us, why = held[1].since_us if last else math.inf, _causes(held[0].cause, idle)
-        # In a long wait thousands of batches run: no call for each.
+        # Thousands of batches can run in a long wait, so avoid a function call for each.
         for begin, end, run in self._ledger.pieces(self._at, until):
             while begin >= next_us:
                 at += 1
@@ -143,7 +144,7 @@ class _Overlay:
         self._at = until
 
     def _divide(self, begin: int, end: int, kind: str | None, held: list[Held], idle: Cause) -> None:
-        """Take a piece for its causes, where they change within it. `held`: the changes, from the one before it on."""
+        """Assign a piece of time in which the cause changes. `held`: changes, starting with the last one before it."""
         for part_begin, part_end, blocked in self._apart(begin, end):
             at = 0
             while part_begin < part_end:
@@ -154,11 +155,11 @@ class _Overlay:
                 part_begin = until
 
     def _within(self, at_us: int) -> bool:
-        """Return True if a batch of its own was under way."""
+        """Return True if a batch of this request was under way."""
         return any(run.begin_us <= at_us and (run.end_us is None or at_us < run.end_us) for run in self._m.runs)
 
     def _apart(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int, Cause | None]]:
-        """Yield the parts of a stretch, with the cause of those in which this request could not have run."""
+        """Yield the parts of a period, with a cause for parts in which this request could not run, else None."""
         for wait in self._m.blocked:
             if wait.end_us <= begin_us or wait.begin_us >= end_us:
                 continue
@@ -171,13 +172,14 @@ class _Overlay:
             yield begin_us, end_us, None
 
     def account(self) -> Account:
-        """Return what was found."""
+        """Return the finished account."""
         ran: dict[int, int] = {}
         runs: dict[int, Run] = {}
         for run, us in self._others:
             ran[id(run)] = ran.get(id(run), 0) + us
             runs[id(run)] = run
-        # A prompt may have several long batches, a short request has one: no other than the longest can name it.
+        # A short request runs in one batch only, so the NAMED longest short batches are enough. A long prompt can run
+        # in several batches, whose times add up.
         shorts = [at for at, run in runs.items() if run.cls == SHORT]
         longest = nlargest(NAMED, shorts, key=ran.__getitem__)
         more = sum(len(runs[at].rids) for at in shorts) - sum(len(runs[at].rids) for at in longest)
@@ -196,8 +198,8 @@ class _Overlay:
 
 @cache
 def _causes(held: Cause | None, idle: Cause) -> dict[str | None, Cause]:
-    """Return why a request does not run, by the class of what does; None: a decode step, "idle": nothing. `held`: what
-    holds its own class back."""
+    """Return why a request does not run, by the class of the running batch (None: decode step; "idle": no batch).
+    `held`: cause that holds back the request's own class."""
     if held == "memory":
         return dict.fromkeys((SHORT, LONG, None, "idle"), held)
     return {

@@ -1,5 +1,5 @@
-"""Sums of the work that waits on one server, by class and size, and of the work that comes. Each change costs the
-same, however much waits."""
+"""Sums of the work that waits on one server, and rates of the work that arrives, by class and size. Each change takes
+constant time, independent of the number of waiting requests."""
 
 from __future__ import annotations
 
@@ -11,41 +11,39 @@ from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName
 
 REMEMBERED_S = 20.0
-"""Rates are those of about so long (seconds)."""
+"""Time constant of the averages of rates (seconds)."""
 _SMALLEST_S = 1e-4
 _REBASED, _GONE = 30.0, 700.0
-"""Exponents at which sums are written anew, and beyond which nothing is left of them."""
+"""Exponent above which sums are rescaled, and largest exponent of their decay, which leaves practically nothing."""
 SIZES = 48
-"""Sizes of long work that are told apart: half powers of two."""
+"""Size classes of long work, by half powers of two."""
 
 
 def size_of(seconds: float) -> int:
-    """Size class of work: each holds up to sqrt(2) times as much as the one before (0 to SIZES - 1)."""
+    """Return the size class of work (0 to SIZES - 1). Each class ends at sqrt(2) times the end of the class before."""
     if seconds <= _SMALLEST_S:
         return 0
     return min(SIZES - 1, 1 + int(2.0 * math.log2(seconds / _SMALLEST_S)))
 
 
 def work_s(model: Coefficients, new: int, cached: int, chunk: int) -> float:
-    """Device time that a request needs in batches of its own class (seconds), without the fixed time of its first step.
-
-    `chunk`: new tokens of a batch, at most.
-    """
+    """Return the predicted device time of a request in batches of its own class (seconds), without the fixed time of
+    its first step. `chunk`: most new tokens of a batch."""
     more = -(-new // chunk) - 1
     read = model.gamma_r * chunk * more * (more + 1) / 2 + model.gamma_r * cached * more
     return model.work_s(new, cached) + more * (model.fixed + model.per_request) + read
 
 
 class _Rates:
-    """Amounts per second that come, of the last REMEMBERED_S or so."""
+    """Amounts that arrive per second, averaged over about REMEMBERED_S."""
 
     def __init__(self, kinds: int, now: float) -> None:
         self._sums = [0.0] * kinds
-        """Sums that count as faded since ``_base_s``."""
+        """Sums of each kind; their decay since ``_base_s`` is applied when they are read."""
         self._begun_s = self._base_s = now
 
     def add(self, now: float, kind: int, amount: float) -> None:
-        """So much has come."""
+        """Add an arrived `amount`."""
         grown = (now - self._base_s) / REMEMBERED_S
         if grown > _REBASED:
             faded = math.exp(-grown)
@@ -54,8 +52,8 @@ class _Rates:
         self._sums[kind] += amount * math.exp(grown)
 
     def factor(self, now: float) -> float:
-        """Return the factor from ``sums`` to rates at `now`."""
-        # A young sum has not had the time to reach its full height.
+        """Return the factor that converts ``sums`` to rates at `now`."""
+        # Soon after the start, a sum has not had the time to reach its full height.
         grown = 1.0 - math.exp(-max(now - self._begun_s, 1.0) / REMEMBERED_S)
         return math.exp(-min((now - self._base_s) / REMEMBERED_S, _GONE)) / (REMEMBERED_S * grown)
 
@@ -80,13 +78,13 @@ class Sums(NamedTuple):
     seconds: float = 0.0
 
     def add(self, tokens: int, seconds: float, requests: int = 1) -> Sums:
-        """With this added; exactly nothing where no request is left."""
+        """Return the sums with this added; exactly 0 if no request is left, so that no rounding error stays."""
         count = self.requests + requests
         return Sums(count, self.tokens + tokens, self.seconds + seconds) if count > 0 else Sums()
 
 
 class Backlog:
-    """Requests that wait, or of which a part does. Keys are the caller's."""
+    """Requests that wait, wholly or in part. The caller chooses the keys."""
 
     def __init__(self, now: float) -> None:
         self._entries: dict[Hashable, _Entry] = {}
@@ -100,7 +98,7 @@ class Backlog:
         return len(self._entries)
 
     def came(self, now: float, cls: ClassName, seconds: float, tokens: int) -> None:
-        """Count the work of a request that has come (seconds), and its whole prompt (tokens)."""
+        """Count an arrived request: predicted `seconds` of work, and `tokens` of the whole prompt."""
         self.longest = max(self.longest, tokens)
         if cls == SHORT:
             self._rates.add(now, SIZES, 1.0)
@@ -109,29 +107,29 @@ class Backlog:
             self._rates.add(now, size_of(seconds), seconds)
 
     def put(self, key: Hashable, cls: ClassName, seconds: float, tokens: int) -> None:
-        """So much of this request waits (seconds, new tokens); it replaces what did before."""
+        """Set the part of a request that waits (seconds, new tokens)."""
         self.take(key)
         entry = self._entries[key] = _Entry(cls, size_of(seconds), seconds, tokens)
         self._add(entry, 1)
 
     def take(self, key: Hashable) -> None:
-        """Nothing of this request waits any more."""
+        """Remove a request, of which no part waits any more."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._add(entry, -1)
 
     def keep(self, keys: set[Hashable]) -> None:
-        """Take all but these."""
+        """Remove all requests except `keys`."""
         for key in self._entries.keys() - keys:
             self.take(key)
 
     def short_rate(self, now: float) -> tuple[float, float]:
-        """Short requests per second, and seconds of their work per second."""
+        """Return short requests per second, and seconds of their work per second."""
         factor, sums = self._rates.factor(now), self._rates.sums
         return sums[SIZES] * factor, sums[SIZES + 1] * factor
 
     def long_rates(self, now: float) -> tuple[tuple[int, float], ...]:
-        """Size of long work, and seconds of it that come per second."""
+        """Return (size class, seconds of work that arrive per second) of long work."""
         factor = self._rates.factor(now)
         return tuple((size, x * factor) for size, x in enumerate(self._rates.sums[:SIZES]) if x)
 

@@ -1,4 +1,4 @@
-"""Online calibration of predictions: an interval that holds a given share of outcomes, whatever the model's error."""
+"""Online calibration of predictions: an interval that holds a given share of outcomes, despite errors of the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
 Side = Literal["below", "inside", "above"]
-"""Position of an outcome against its interval."""
+"""Position of an outcome relative to its interval."""
 OUTSIDE = 0.1
-"""Share of outcomes that may lie below the interval, and as many above it (0..1)."""
+"""Target share of outcomes below the interval, and target share above it (0..1)."""
 REMEMBERED = 512
 """Latest outcomes of one kind that count."""
 FEWEST = 12
-"""Outcomes of one kind before its own are used."""
+"""Outcomes of one kind that must be known before they are used."""
 STEP = 0.02
-"""How far one outcome outside moves the level of that end (share of outcomes)."""
+"""Step size with which each outcome moves the levels of both ends (share of outcomes)."""
 LEAST = 0.005
-"""An end of the interval is never further out than this share of the outcomes."""
+"""Least level of the low end; the high end stays below 1 by at least this much (share of outcomes)."""
 
 
 class Factors(NamedTuple):
@@ -31,11 +31,11 @@ class Factors(NamedTuple):
 
 
 START = Factors(0.5, 1.0, 2.5)
-"""Before anything was measured."""
+"""Factors used before FEWEST outcomes are known."""
 
 
 class _Outcomes:
-    """Logarithms of outcome over prediction of one kind, and the levels of the two ends."""
+    """Logarithms of outcome / prediction of one kind, and the levels of the two ends."""
 
     __slots__ = ("high", "last", "low", "ordered")
 
@@ -45,20 +45,20 @@ class _Outcomes:
         self.low, self.high = OUTSIDE, 1.0 - OUTSIDE
 
     def add(self, log_ratio: float, side: Side) -> None:
-        """Take in an outcome. `side`: of the interval that was quoted."""
+        """Add an outcome. `side`: position relative to the quoted interval."""
         if len(self.last) >= REMEMBERED:
             del self.ordered[bisect_left(self.ordered, self.last.popleft())]
         self.last.append(log_ratio)
         insort(self.ordered, log_ratio)
-        # An end through which too many leave moves out until as many leave as may: so the share holds in the long run
-        # also while the outcomes drift (adaptive conformal inference).
+        # If too many outcomes lie beyond an end, that end moves out, so that the target share holds in the long run
+        # even if outcomes drift (adaptive conformal inference).
         self.low += STEP * (OUTSIDE - (side == "below"))
         self.high -= STEP * (OUTSIDE - (side == "above"))
         self.low = min(max(self.low, LEAST), 0.5)
         self.high = min(max(self.high, 0.5), 1.0 - LEAST)
 
     def at(self, level: float) -> float:
-        # Of n outcomes and the next one each is as likely to be the largest: so the place is one of n + 1.
+        # Among n outcomes and the next outcome, each is equally likely to be the largest: so n + 1 positions count.
         place = min(max(0.0, level * (len(self.ordered) + 1) - 1.0), len(self.ordered) - 1.0)
         below = int(place)
         above = min(below + 1, len(self.ordered) - 1)
@@ -69,14 +69,14 @@ class _Outcomes:
 
 
 class Calibration:
-    """Factors of each kind of prediction, learnt from outcomes; a kind that is new uses those of its family."""
+    """Factors of each kind of prediction, learned from outcomes. A new kind uses the factors of its family."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[Hashable, ...], _Outcomes] = {}
         self._kept: dict[tuple[Hashable, ...], Factors] = {}
 
     def observe(self, family: Hashable, kind: Hashable, predicted_s: float, measured_s: float, side: Side) -> None:
-        """Take in an outcome (seconds). A time that is not positive is ignored."""
+        """Add an outcome (seconds). Ignores times that are not positive or not finite."""
         if not (0.0 < predicted_s < math.inf and 0.0 < measured_s < math.inf):
             return
         log_ratio = math.log(measured_s / predicted_s)
@@ -85,7 +85,7 @@ class Calibration:
             self._kept.pop(key, None)
 
     def factors(self, family: Hashable, kind: Hashable) -> Factors:
-        """Factors for a prediction of this kind."""
+        """Return the factors for a prediction of this kind."""
         for key in ((family, kind), (family,)):
             known = self._kinds.get(key)
             if known is not None and len(known.last) >= FEWEST:
@@ -97,5 +97,5 @@ class Calibration:
 
 
 def side_of(measured_s: float, low_s: float, high_s: float) -> Side:
-    """Return the position of an outcome against its interval."""
+    """Return the position of an outcome relative to its interval."""
     return "below" if measured_s < low_s else "above" if measured_s > high_s else "inside"

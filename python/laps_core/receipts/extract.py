@@ -1,4 +1,4 @@
-"""Data of a timeline, as they leave the scheduler: compact, for the scheduler has other things to do."""
+"""Data of a timeline, in the compact form in which the scheduler sends them, so that this costs it little time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from laps_core.receipts.recent import Entry, Recent
 
 
 class Extract(msgspec.Struct, frozen=True, kw_only=True):
-    """The last seconds of one scheduler. Microseconds of its clock."""
+    """Last seconds of one scheduler. Times are microseconds of the scheduler's clock."""
 
     begin_us: int
     end_us: int
     epoch_s: float
-    """Unix time at 0 of the clock."""
+    """Unix time when the clock was 0."""
     runs: list[Run]
     pieces: list[tuple[int, int, int]]
-    """Begin, end, and which of ``runs``: -1 = the device was idle."""
+    """Start, end, and index into ``runs``; -1 = the device was idle."""
     held: dict[ClassName, list[Held]]
     entries: list[Entry]
-    """Without their receipts."""
+    """Requests, without their receipts."""
     dp_rank: int = 0
 
 
 def extract(ledger: Ledger, recent: Recent, *, begin_us: int, end_us: int, epoch_s: float, dp_rank: int = 0) -> Extract:
-    """Return what happened in a stretch."""
+    """Return the timeline between `begin_us` and `end_us`."""
     runs, at = list[Run](), dict[int, int]()
     pieces: list[tuple[int, int, int]] = []
     for begin, end, run in ledger.pieces(begin_us, end_us):

@@ -1,4 +1,4 @@
-"""Why those that wait are held back, by the decision of a round."""
+"""Causes that hold back waiting requests, derived from the decision of a round."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from laps_core.receipts.receipt import Cause
 
 
 def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | None:
-    """Return what holds back short requests that wait. `long`: long work waits or is paused. `joint`: the plan is that
-    of all data-parallel ranks. `built`: a batch was made."""
+    """Return the cause that holds back waiting short requests. `long`: long work waits or is paused. `joint`: all
+    data-parallel ranks plan together. `built`: a batch was built."""
     if plan.picked and (plan.mixed or plan.order[:1] == (SHORT,)):
         return None if built else "memory"
     if plan.held:
@@ -20,7 +20,7 @@ def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | N
 
 
 def held_long(plan: Plan, *, lacking: bool, joint: bool) -> Cause | None:
-    """Return what holds back long prompts that wait. `lacking`: the first found too little memory."""
+    """Return the cause that holds back waiting long prompts. `lacking`: the first prompt found too little memory."""
     if lacking:
         return "memory"
     return "ranks" if joint and LONG not in plan.order else None

@@ -1,5 +1,5 @@
-"""When the device ran what: disjoint pieces of time, each of the batch or decode step that had it, and what held those
-that waited back. Times are whole microseconds of one clock."""
+"""Ledger of the device's time: disjoint pieces, each with its batch or decode step, and the causes that held back each
+class of waiting requests. Times are whole microseconds of one clock."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from laps_core.length import CLASSES, ClassName
 from laps_core.receipts.receipt import Cause
 
 MOST = 100_000
-"""Pieces and changes that are remembered."""
+"""Most pieces, and most changes of causes, that are remembered."""
 LATE = 2.0
-"""A step that took so many times its prediction is marked."""
+"""A step is marked as late if it took at least this many times its predicted time."""
 
 
 def whole_us(seconds: float) -> int:
-    """The same time in microseconds."""
+    """Convert seconds to whole microseconds."""
     return round(seconds * 1e6)
 
 
@@ -31,44 +31,44 @@ class Run(msgspec.Struct, gc=False, kw_only=True):
     """None: a decode step."""
     rids: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
-    """New tokens of each."""
+    """New tokens of each request."""
     cut: str | None = None
-    """The prompt that goes on after it."""
+    """Request ID of the prompt that has more chunks after this batch."""
     streams: int = 0
     """Streams that a decode step serves, or that have a row in a batch."""
     depth: int = 0
-    """Batches that are paused for it."""
+    """Number of batches that are paused while this batch runs."""
     layers: int = 0
-    """Layers of a slice; 0 = in one piece."""
+    """Layers of a slice; 0 = the batch runs whole."""
     predicted_us: int | None = None
     """None: the latency model is not fitted."""
     begin_us: int
     end_us: int | None = None
-    """None: it has not ended."""
+    """None: not ended yet."""
     own_us: int = 0
     """Device time, without that of batches in its pauses."""
 
     @property
     def late(self) -> bool:
-        """True if it took LATE times its prediction, or longer."""
+        """True if the batch took at least LATE times its predicted time."""
         return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
 
 
 class Held(NamedTuple):
-    """Cause that holds a class back from a moment on."""
+    """Cause that holds a class back, from `since_us` on."""
 
     since_us: int
     cause: Cause | None
-    """None: nothing does, or nobody waits."""
+    """None: the class is not held back, or no request of the class waits."""
     waits: bool
-    """Somebody of the class waits."""
+    """True if a request of the class waits."""
 
 
 FREE = Held(0, None, False)
 
 
 class Ledger:
-    """The last pieces of the device's time, and the last changes of what holds each class back."""
+    """Last pieces of the device's time, and last changes of the cause that holds each class back."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -79,15 +79,15 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._runs)
 
-    # -- what happens
+    # -- events
 
     def begins(self, run: Run) -> None:
-        """This batch goes to the device."""
+        """Record that this batch goes to the device."""
         self._open.append(run)
 
     def ended(self, run: Run, begin_us: int, end_us: int) -> None:
-        """The batch had the device, but for what ran in its pauses, which is entered before. Nothing that ended before
-        `begin_us` is changed."""
+        """Record that a batch had the device, except for batches in its pauses, which must be recorded before. The time
+        of other batches is not changed: if the last of them ended after `begin_us`, this batch starts at that end."""
         self._open = [other for other in self._open if other is not run]
         begins, ends, runs = self._begins, self._ends, self._runs
         first = len(runs)
@@ -121,7 +121,7 @@ class Ledger:
         return zip(self._begins[first:], self._ends[first:], self._runs[first:], strict=True)
 
     def hold(self, now_us: int, cls: ClassName, cause: Cause | None, *, waits: bool) -> None:
-        """From now on this holds those of a class back that wait. Only a change takes memory."""
+        """Record the cause that holds back a class from now on. An unchanged cause takes no memory."""
         known = self._held[cls]
         if (known[-1].cause, known[-1].waits) == (cause, waits):
             return
@@ -129,18 +129,18 @@ class Ledger:
         if len(known) > self._most + self._most // 4:
             del known[: len(known) - self._most]
 
-    # -- what is known
+    # -- queries
 
     def pieces(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
-        """Return pieces that cover the stretch, in order: begin, end, and the batch that had the device; None = it was
-        idle. What has not ended has all time since it began that no other had, the innermost first."""
+        """Return the pieces from `begin_us` to `end_us`, in order: start, end, and the batch that had the device; None
+        = idle. Time that no ended batch had goes to batches that still run, the most deeply nested first."""
         found: list[tuple[int, int, Run | None]] = []
         if end_us <= begin_us:
             return found
         first = bisect_right(self._ends, begin_us)
         last = bisect_left(self._begins, end_us, first)
         at = begin_us
-        # A request that waits for long asks for thousands: no call for each.
+        # A long wait covers thousands of pieces, so avoid a function call for each.
         for begin, end, run in zip(
             self._begins[first:last], self._ends[first:last], self._runs[first:last], strict=True
         ):
@@ -157,7 +157,7 @@ class Ledger:
         return found
 
     def _between(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
-        """Return pieces of a stretch that no batch is known to have had."""
+        """Return the pieces of a period that no ended batch had."""
         if not self._open:
             return [(begin_us, end_us, None)]
         found: list[tuple[int, int, Run | None]] = []
@@ -171,7 +171,7 @@ class Ledger:
         return found[::-1]
 
     def held(self, cls: ClassName, begin_us: int, end_us: int) -> list[Held]:
-        """Return what held a class back in the stretch: the first entry may be older than it."""
+        """Return the causes that held a class back in a period. The first entry can be older than the period."""
         known = self._held[cls]
         first = max(0, bisect_right(known, begin_us, key=lambda h: h.since_us) - 1)
         return known[first : max(first + 1, bisect_left(known, end_us, key=lambda h: h.since_us))]

@@ -1,4 +1,4 @@
-"""A quoted time to first token: what a request that came now would wait, from a small state that travels over HTTP."""
+"""Quote: predicted time to first token of a request that arrives now, computed from a small state sent over HTTP."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from laps_core.receipts.backlog import size_of, work_s
 from laps_core.receipts.calibration import START, Factors
 
 QUOTE_ROUTE = "laps_quote"
-"""``GET`` it of a server with ``new`` and ``cached`` for a ``Quote``, or ``POST`` a list of ``Ask`` for ``Quotes``."""
+"""Route of a server: ``GET`` with ``new`` and ``cached`` for a ``Quote``, ``POST`` a list of ``Ask`` for ``Quotes``."""
 MOST_ASKED = 1000
-"""Requests of one ``POST``."""
+"""Most requests of one ``POST``."""
 BUSY = 0.95
-"""Share of the device that work which goes first may take in a prediction (0..1)."""
+"""Largest share of the device that predictions assume for work that goes first (0..1)."""
 _STRETCHED = (1.05, 1.5, 2.5, 4.0, 8.0)
-"""Bounds between the kinds of predictions: predicted time over the request's own."""
+"""Bounds between the kinds of predictions: predicted time / time of the request alone."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request that may come."""
+    """Request for which a quote is wanted."""
 
     new: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     """New tokens."""
     cached: Tokens = 0
-    """Tokens that the server's prefix cache has."""
+    """Tokens of the prompt in the server's prefix cache."""
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,69 +44,69 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float
     """The median."""
     low_ms: float
-    """One outcome in ten is shorter than this."""
+    """Low end: one outcome in ten is shorter."""
     high_ms: float
-    """One outcome in ten is longer."""
+    """High end: one outcome in ten is longer."""
     bound_ms: float | None = None
-    """Longest time, while steps take what the latency model says and memory is free; None = there is no such bound."""
+    """Longest time, while steps take their predicted times and memory is free; None = no such bound."""
 
 
 class Quotes(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``POST /laps_quote``: in the order of the question."""
+    """Answer of ``POST /laps_quote``, in the order of the requests."""
 
     quotes: list[Quote]
     age_s: float = 0.0
-    """Age of the state that they were computed from (seconds)."""
+    """Age of the state from which the quotes were computed (seconds)."""
 
 
 class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a scheduler that decides how long a request waits. Times are seconds, lengths tokens."""
+    """State of a scheduler that determines how long a request waits. Times are seconds, lengths tokens."""
 
     model: Coefficients
     """Latency model."""
     threshold: Tokens
     """Longest short request."""
     whole_prompt: bool = False
-    """The class counts cached tokens, too."""
+    """True if cached tokens also count for the class."""
     least_work: bool = True
-    """Long prompts go by least remaining work, else by arrival."""
+    """True if long prompts go by least remaining work, else by arrival."""
     share: float = 0.0
-    """Least share of long time that the oldest prompt has (0..1); 0 = none is guaranteed."""
+    """Guaranteed share of long time for the oldest prompt (0..1); 0 = no guarantee."""
     chunk: int
-    """New tokens of a batch."""
+    """Most new tokens of a batch."""
     short_batch: int
-    """New tokens of a short batch beside long work."""
+    """Most new tokens of a short batch while long work waits or runs."""
     layers: int = 1
-    """Layers of the model, between which long batches can be paused; 0 = they cannot."""
+    """Layers of the model, between which long batches can be paused; 0 = no pauses."""
     gap_s: Seconds = 0.0
-    """Between two batches that preempt long work."""
+    """Least gap between two batches that preempt long work."""
     gap_left_s: Seconds = 0.0
-    """Until the next one may."""
+    """Time until the next batch may preempt."""
     runs: bool = False
-    """Short batches may follow each other, for there are deadlines."""
+    """True if short batches can preempt before the gap is over, because there are deadlines."""
     left_s: Seconds = 0.0
-    """Until the device can take another batch."""
+    """Time until the device can take another batch."""
     under_way: tuple[Seconds, ...] = ()
     """Device time that each long batch on the device still needs."""
     shorts: int = 0
-    """Short requests that wait, their tokens and their work."""
+    """Waiting short requests; below, their tokens and their work."""
     short_tokens: int = 0
     short_s: float = 0.0
     longs: tuple[tuple[int, int, float], ...] = ()
-    """Long work that waits: size (``backlog.size_of``), prompts, seconds."""
+    """Waiting long work: size class (``backlog.size_of``), prompts, seconds."""
     short_rate: float = 0.0
-    """Short requests per second, and their work per second."""
+    """Short requests that arrive per second; below, their work per second."""
     short_share: float = 0.0
     long_shares: tuple[tuple[int, float], ...] = ()
-    """Size of long work, and seconds of it that come per second."""
+    """Size class of long work, and seconds of work that arrive per second."""
     before_s: Seconds = 0.0
-    """From a request's arrival until it is in the queue."""
+    """Time from a request's arrival until it enters the queue."""
     longest: int = 0
     """Tokens of the longest prompt so far."""
     longest_short_s: Seconds = 0.0
     """Longest short batch so far."""
     factors: tuple[tuple[ClassName, int, float, float, float], ...] = ()
-    """Calibration of each kind of prediction: low, median, high; kind -1: of the class."""
+    """Class, kind of prediction (-1: all of the class), and the kind's factors for low end, median and high end."""
 
     @property
     def slices(self) -> bool:
@@ -114,21 +114,21 @@ class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers > 0
 
     def kind(self, new: int, cached: int) -> ClassName:
-        """Class of a request."""
+        """Return the class of a request."""
         return classify(new + cached if self.whole_prompt else new, self.threshold)
 
 
 class Prediction(NamedTuple):
-    """A time to first token before calibration."""
+    """Predicted time to first token, before calibration."""
 
     cls: ClassName
     seconds: float
     kind: int
-    """Predictions of one kind err alike."""
+    """Predictions of one kind have similar errors."""
 
 
 def predict(state: QuoteState, new: int, cached: int, cls: ClassName | None = None) -> Prediction:
-    """Predicted time from now to the first token of a request that comes now. `cls`: None = by its length."""
+    """Predict the time to first token of a request that arrives now. `cls`: its class; None = by its length."""
     cls = state.kind(new, cached) if cls is None else cls
     model = state.model
     own_s = work_s(model, new, cached, state.chunk) + model.step_s
@@ -156,13 +156,13 @@ def _long_s(state: QuoteState, own_s: float) -> float:
     first_s += sum(s for s in state.under_way if s < own_s or not (state.slices and state.least_work))
     if state.least_work:
         coming = sum(share * (1.0 if at < size else 0.5) for at, share in state.long_shares if at <= size)
-    # While long work runs short requests go in batches a gap apart at least.
+    # While long work runs, batches of short requests are at least a gap apart.
     batches = min(state.short_rate, 1.0 / max(state.gap_s, step_s, 1e-6))
     short = min(state.short_share + batches * step_s, BUSY)
     short_s = state.short_s + step_s * (state.short_tokens // max(1, state.short_batch) + bool(state.shorts))
     total_s = state.left_s + (short_s + first_s + own_s) / (1.0 - min(short + coming, BUSY))
     if state.least_work and state.share > 0.0:
-        # Larger prompts that came before have the guard's share, and so has this one at last.
+        # Larger prompts that came before this request get the guard's share; later, this request gets it.
         total_s += min(later_s, total_s * state.share / (1.0 - min(state.share, 0.5)))
         guarded_s = (first_s + later_s + own_s) / state.share + short_s
         total_s = min(total_s, state.left_s + guarded_s / (1.0 - short))
@@ -170,8 +170,8 @@ def _long_s(state: QuoteState, own_s: float) -> float:
 
 
 def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
-    """Longest time to first token of a long request that comes now, by the guard and the gap (see
-    ``policy.fairness``); None for a short one, and where nothing is guaranteed (seconds)."""
+    """Return the longest possible time to first token of a long request that arrives now (seconds), from guard and gap
+    (see ``policy.fairness``); None for a short request, and if nothing is guaranteed."""
     if state.kind(new, cached) != LONG or state.share <= 0.0 or not state.least_work or state.gap_s <= 0.0:
         return None
     model, longest = state.model, max(state.longest, new + cached)
@@ -179,7 +179,7 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
     own_s = work_s(model, new, cached, state.chunk) + model.step_s
     ahead_s = sum(seconds + count * model.step_s for _, count, seconds in state.longs) + sum(state.under_way)
     batch_s = model.work_s(chunk, longest - chunk) + model.step_s
-    # While it is paused others overtake it, a gap apart; or a step's fixed time, where they would miss a deadline.
+    # While a long batch is paused, smaller prompts overtake it, a gap apart, or with deadlines a step's fixed time.
     overtakes_s = model.work_s(state.short_batch, 0) + model.step_s
     apart_s = model.overhead_s if state.runs else state.gap_s
     if apart_s <= 0.0:
@@ -192,7 +192,7 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
 
 
 def factors_of(state: QuoteState, cls: ClassName, kind: int) -> Factors:
-    """Calibration of a kind of predictions."""
+    """Return the factors of a kind of prediction; if there are none, the factors of its class, or START."""
     found = START
     for its_cls, its_kind, *factors in state.factors:
         if its_cls == cls and its_kind in (kind, -1):
@@ -203,7 +203,7 @@ def factors_of(state: QuoteState, cls: ClassName, kind: int) -> Factors:
 
 
 def quote(state: QuoteState, new: int, cached: int) -> Quote:
-    """Quoted time to first token of a request with these tokens that would come now."""
+    """Quote the time to first token of a request with these tokens that arrives now."""
     found = predict(state, new, cached)
     low_ms, middle_ms, high_ms = (
         1e3 * (state.before_s + factor * found.seconds) for factor in factors_of(state, found.cls, found.kind)

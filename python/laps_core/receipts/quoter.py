@@ -1,4 +1,4 @@
-"""Quotes of one scheduler: kept sums of what waits, a quote for each request that comes, and how it turned out."""
+"""Quotes of one scheduler: sums of waiting work, a quote for each arriving request, and the outcome of each quote."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from laps_core.receipts.calibration import Calibration, Side, side_of
 from laps_core.receipts.quote import QuoteState, bound_s, predict
 
 _SMOOTH = 0.05
-"""Weight of the newest in the mean time before the queue (0..1)."""
+"""Weight of the newest request in the average time before the queue (0..1)."""
 KINDS = 6
 
 
 @dataclass(slots=True)
 class Quoted:
-    """A request's quote. Times are seconds of the caller's clock, or from its arrival on."""
+    """Quote of a request. Times are seconds since the request's arrival, unless the text says otherwise."""
 
     at_s: float
-    """When it was quoted."""
+    """Time of the quote (the caller's clock)."""
     waited_s: float
-    """Time that it had waited then."""
+    """Time that the request had waited when it was quoted."""
     cls: ClassName
     seconds: float
-    """Predicted from then on, before calibration."""
+    """Predicted time after the quote, before calibration."""
     kind: int
     low_s: float
     median_s: float
     high_s: float
     bound_s: float | None
-    """From its arrival."""
+    """Longest time; None = no bound."""
 
 
 @dataclass(slots=True)
 class Device:
-    """The device, as its scheduler knows it (seconds)."""
+    """State of the device, as its scheduler knows it (seconds)."""
 
     left_s: float = 0.0
-    """Until it can take another batch."""
+    """Time until the device can take another batch."""
     under_way: tuple[float, ...] = ()
-    """Time that each long batch on it still needs."""
+    """Time that each long batch on the device still needs."""
 
 
 class Quoter:
-    """Keeps the sums, quotes and calibrates. A call costs the same, however much waits."""
+    """Keeps the sums, quotes and calibrates. Each event takes constant time, however many requests wait."""
 
     def __init__(self, config: LapsConfig, pacer: Pacer, now: float, *, guaranteed: bool = True) -> None:
-        """`guaranteed`: the guard decides alone: no data-parallel ranks that plan together, no priorities, no decode
-        steps."""
+        """`guaranteed`: True if the guard's share is guaranteed: no data-parallel ranks that plan together, no
+        priorities, no decode steps."""
         self._config, self._pacer = config, pacer
         self._share = config.guard if guaranteed and config.order == LEAST_WORK and config.preset is None else 0.0
         self._deadlines = config.ttft_slo_ms is not None
         self.backlog = Backlog(now)
         self.calibration = Calibration()
         self.counts: dict[ClassName, dict[Side, int]] = {c: {"inside": 0, "below": 0, "above": 0} for c in CLASSES}
-        """Outcomes so far."""
+        """Number of outcomes so far."""
         self.broken = 0
-        """Outcomes that were longer than their bound."""
+        """Number of outcomes that were longer than their bound."""
         self._before_s: float | None = None
         self._longest_short_s = 0.0
 
@@ -74,9 +74,9 @@ class Quoter:
         self, now: float, key: Hashable, new: int, cached: int, cls: ClassName, device: Device, *,
         waited_s: float = 0.0, due: bool = False,
     ) -> Quoted | None:  # fmt: skip
-        """Quote a request that enters the queue, and count it from now on; None while nothing is known of step times.
-        `waited_s`: since it came. `due`: it has a deadline."""
-        # One that is too late takes from the guard of all others.
+        """Quote a request that enters the queue, and count its work from now on; None while step times are unknown.
+        `waited_s`: time since its arrival. `due`: True if it has a deadline."""
+        # A prompt that is too late for its deadline lowers the guard's share, also for prompts behind it.
         self._deadlines = self._deadlines or due
         state = self.state(now, device, short=cls == SHORT)
         if state is None:
@@ -94,23 +94,23 @@ class Quoter:
         return Quoted(now, waited_s, cls, found.seconds, found.kind, low, median, high, whole)
 
     def waits(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
-        """So much of a request waits."""
+        """Set the part of a request that waits: `new` tokens, after `cached` tokens."""
         self._put(key, cls, new, cached)
 
     def launched(self, key: Hashable, left: int, cached: int) -> None:
-        """A part of a request goes to the device; `left` new tokens of it wait on, behind `cached`."""
+        """Record that a part of a request goes to the device: `left` new tokens still wait, after `cached` tokens."""
         if left > 0:
             self._put(key, LONG, left, cached)
         else:
             self.backlog.take(key)
 
     def ran(self, cls: ClassName, seconds: float) -> None:
-        """A batch had the device so long."""
+        """Record that a batch had the device for `seconds`."""
         if cls == SHORT:
             self._longest_short_s = max(self._longest_short_s, seconds)
 
     def answered(self, now: float, quoted: Quoted) -> Side:
-        """A quoted request has its first token: where it lies against its interval."""
+        """Record that a quoted request has its first token, and return its position relative to the interval."""
         took_s = now - quoted.at_s
         measured_s = quoted.waited_s + took_s
         side = side_of(measured_s, quoted.low_s, quoted.high_s)
@@ -122,9 +122,9 @@ class Quoter:
     # -- state
 
     def state(self, now: float, device: Device, *, whole: bool = False, short: bool = False) -> QuoteState | None:
-        """Return the state that quotes are computed from; None while nothing is known of step times. `whole`: with
-        the calibration, for somebody else to compute them. `short`: for a short request, to which the sizes of long
-        work are all one."""
+        """Return the state from which quotes are computed; None while step times are unknown. `whole`: include the
+        calibration, so that another process can compute quotes. `short`: leave out sizes of long work, which do not
+        matter for a short request."""
         pacer, config, backlog = self._pacer, self._config, self.backlog
         model = pacer.model.coefficients
         if model is None:

@@ -1,4 +1,4 @@
-"""Receipts as they travel over HTTP: causes that add up to the time to first token of a request."""
+"""Receipts as sent over HTTP: causes that add up to the time to first token of a request."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from laps_core.length import ClassName
 
 RECEIPTS_ROUTE = "laps_receipts"
-"""``GET`` it of a server for a ``Receipts``: ``rid``, or ``slowest`` and ``class``, or ``seconds`` say which."""
+"""``GET`` route of a server: ``Receipts``, selected by ``rid``, or by ``slowest`` and ``class``, or by ``seconds``."""
 TRACE_ROUTE = "laps_trace"
-"""``GET`` it of a server for Chrome trace events of the last ``seconds``."""
+"""``GET`` route of a server: returns Chrome trace events of the last ``seconds``."""
 RECEIPT_HEADER = "x-laps-receipt"
-"""A client that sends 1 has the receipt in a header of the same name, as JSON."""
+"""Header: if a client sends 1, the answer has the receipt in a header of the same name, as JSON."""
 META_KEY = "laps_receipt"
 """Key of the receipt in the answer's ``meta_info``."""
 
@@ -40,23 +40,23 @@ Cause = Literal[
     "decode_server",
     "other",
 ]
-"""tokenizing: until the scheduler has it. decode_room: until a decode server has room for it. behind_short,
-behind_long, behind_streams: a batch of others, or a decode step, has the device. window, gap: it is held back on
-purpose. memory: the KV cache is full. ranks: other data-parallel ranks are not done. host_load, prefetch: what the
-cache holds of it comes from host memory or storage. computing: its own batches. preempted: batches of others within
-them. scheduling: the device is idle, the host builds or launches. transfer: its KV goes to the decode server.
-answering: from there to the HTTP server. router_queue, router_retries, router, decode_server: at the router, and
-until the decode server's first event. other: none of these."""
+"""tokenizing: until the scheduler has the request. decode_room: until a decode server has memory for it. behind_short,
+behind_long, behind_streams: a batch of other requests, or a decode step, has the device. window: a short batch is held.
+gap: the gap between preemptions is not over. memory: the KV cache is full. ranks: the ranks run a step without the
+request. host_load, prefetch: its prefix is loaded from host memory or storage. computing: its own batches run.
+preempted: other batches run within its own. scheduling: the device is idle, the host builds or launches a batch.
+transfer: until the decode server has its KV cache. answering: until the scheduler sends the answer. router_queue,
+router_retries, router, decode_server: at the router, and until the decode server's first event. other: the rest."""
 
 
 class Behind(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that had the device while another waited."""
+    """Request that had the device while another request waited."""
 
     rid: str
     tokens: int
-    """New tokens of it that ran meanwhile."""
+    """New tokens of this request that ran meanwhile."""
     ms: float
-    """Device time of its batches meanwhile (milliseconds)."""
+    """Device time of this request's batches meanwhile (milliseconds)."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,26 +65,26 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     cls: ClassName = msgspec.field(name="class")
     arrived_s: float
-    """When the server had it (Unix time)."""
+    """Arrival at the server (Unix time)."""
     new_tokens: int
     cached_tokens: int
     ttft_ms: float
     causes: dict[Cause, float]
-    """Milliseconds of each cause; they add up to ``ttft_ms``; those of no time are left out."""
+    """Milliseconds of each cause, without causes of 0. The sum is ``ttft_ms``."""
     behind: tuple[Behind, ...] = ()
-    """Requests that took the device from it longest, longest first."""
+    """Requests that had the device for the most time while this request waited, longest first."""
     left_out: int = 0
-    """How many more there were."""
+    """Number of further such requests that ``behind`` does not name."""
     dp_rank: int = 0
     aborted: bool = False
     output_tokens: int = 0
     quoted_ms: float | None = None
-    """Predicted when it came; None = there was no quote."""
+    """Quoted median time to first token; None = no quote."""
 
 
 class Receipts(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``GET /laps_receipts``."""
+    """Answer of ``GET /laps_receipts``."""
 
     receipts: list[Receipt]
     kept: int = 0
-    """How many of the last requests are known."""
+    """Number of receipts that the server keeps."""

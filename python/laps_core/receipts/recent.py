@@ -1,4 +1,4 @@
-"""The receipts of the last requests, ready to be sent."""
+"""Receipts of the last requests, ready to be sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 10_000
 
 
 class Entry(msgspec.Struct, gc=False, frozen=True, kw_only=True):
-    """One request that had its first token, or ended without. Microseconds of the ledger's clock; None: never."""
+    """Request that had its first token, or ended without a token. Microseconds of the ledger's clock; None: never."""
 
     rid: str
     cls: ClassName
@@ -22,30 +22,30 @@ class Entry(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     arrived_us: int
     end_us: int
     first_us: int | None
-    """The first batch that it was in began."""
+    """Start of the request's first batch."""
     last_us: int | None
-    """The last one ended."""
+    """End of the request's last batch."""
     transferred_us: int | None
     aborted: bool
     receipt: bytes = b""
-    """A ``Receipt`` as JSON."""
+    """``Receipt`` as JSON."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which receipts are asked for; None: any."""
+    """Selection of receipts; None: no restriction."""
 
     rid: str | None = None
     slowest: int | None = None
-    """So many, those with the longest time to first token first; None: all, the oldest first."""
+    """Number of receipts, longest time to first token first; None: all, the oldest first."""
     cls: ClassName | None = None
     seconds: float | None = None
-    """Requests that had their first token in so many last seconds."""
+    """Only requests that ended (first token or abort) in the last ``seconds``."""
     timeline: bool = False
-    """The timeline of the last ``seconds``, in place of receipts."""
+    """True: return the timeline of the last ``seconds`` instead of receipts."""
 
 
 class Recent:
-    """The last requests of one scheduler."""
+    """Last requests of one scheduler."""
 
     def __init__(self, most: int = MOST) -> None:
         self._entries: deque[Entry] = deque()
@@ -56,7 +56,7 @@ class Recent:
         return len(self._entries)
 
     def add(self, entry: Entry) -> None:
-        """Keep one more, and forget the oldest where there are too many."""
+        """Keep one more request; drop the oldest if there are too many."""
         if len(self._entries) == self._most:
             oldest = self._entries.popleft()
             if self._by_rid.get(oldest.rid) is oldest:
@@ -65,7 +65,7 @@ class Recent:
         self._by_rid[entry.rid] = entry
 
     def since(self, begin_us: int) -> list[Entry]:
-        """Return requests that ended then or later, the oldest first."""
+        """Return requests that ended at `begin_us` or later, the oldest first."""
         return list(self._since(begin_us))[::-1]
 
     def _since(self, begin_us: int) -> Iterator[Entry]:
@@ -75,7 +75,7 @@ class Recent:
             yield entry
 
     def find(self, query: Query, now_us: int) -> list[Entry]:
-        """Return the requests that are asked for."""
+        """Return the requests that `query` selects."""
         if query.rid is not None:
             known = self._by_rid.get(query.rid)
             return [] if known is None else [known]

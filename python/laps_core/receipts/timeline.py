@@ -1,4 +1,4 @@
-"""Chrome trace events of one scheduler's last seconds: Perfetto, and chrome://tracing, open them."""
+"""Chrome trace events of the last seconds of schedulers, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from laps_core.receipts.extract import Extract
 from laps_core.receipts.ledger import Held, Run
 
 DEVICE = 1
-"""The lane of the device; those of what is held back follow."""
+"""Lane of the device; the lanes of the classes that are held back follow."""
 NAMED = 16
-"""Requests of a batch that are named."""
+"""Most requests of a batch that are named."""
 Event = dict[str, Any]
 
 
 def trace(extracts: Sequence[Extract]) -> dict[str, Any]:
-    """Return the trace of the ranks of a server (JSON-ready). Its times are microseconds since the first began."""
+    """Return the trace of the ranks of a server (JSON-ready). Times are microseconds since the first extract began."""
     base_us = min((round(x.epoch_s * 1e6) + x.begin_us for x in extracts), default=0)
     return {
         "displayTimeUnit": "ms",
@@ -28,7 +28,7 @@ def trace(extracts: Sequence[Extract]) -> dict[str, Any]:
 
 
 def events(x: Extract, base_us: int = 0) -> Iterator[Event]:
-    """Yield the events of one rank; `base_us`: Unix time that is 0 in the trace (microseconds)."""
+    """Yield the events of one rank. `base_us`: Unix time of 0 in the trace (microseconds)."""
     pid, shift = x.dp_rank + 1, round(x.epoch_s * 1e6) - base_us
     lanes = {DEVICE: "device", **{DEVICE + 1 + i: f"{cls} held back" for i, cls in enumerate(CLASSES)}}
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"data-parallel rank {x.dp_rank}"}}
@@ -47,7 +47,7 @@ def _complete(tid: int, name: str, begin_us: int, end_us: int, **args: Any) -> E
 
 
 def _device(x: Extract) -> Iterator[Event]:
-    """Yield batches, steps and idle time. Each lies within the one that was paused for it."""
+    """Yield batches, decode steps and idle time. A preempting batch or step lies within the paused batch."""
     spans = [(x.end_us, x.begin_us)] * len(x.runs)
     counts = [0] * len(x.runs)
     for begin, end, of in x.pieces:
@@ -110,11 +110,11 @@ def _at(held: Sequence[Held], at_us: int) -> Held:
     return found
 
 
-# -- what waits
+# -- waiting requests
 
 
 def _held(x: Extract) -> Iterator[Event]:
-    """Yield what held each class back."""
+    """Yield the causes that held each class back."""
     for i, cls in enumerate(CLASSES):
         known = [*x.held[cls], Held(x.end_us, None, False)]
         for h, later in pairwise(known):
@@ -124,7 +124,7 @@ def _held(x: Extract) -> Iterator[Event]:
 
 
 def _requests(x: Extract) -> Iterator[Event]:
-    """Yield each request: as it waits, is prefilled, and is sent to its decode server."""
+    """Yield spans of each request: waiting, prefill, and transfer to its decode server."""
     for n, e in enumerate(x.entries):
         args = {"rid": e.rid, "new_tokens": e.new_tokens, "aborted": e.aborted}
         yield from _span(n, e.cls, f"{e.cls} request of {e.new_tokens} tokens", e.arrived_us, e.end_us, args)
@@ -138,7 +138,7 @@ def _requests(x: Extract) -> Iterator[Event]:
 def _span(
     number: int, cls: ClassName, name: str, begin: int, end: int, args: dict[str, Any] | None = None
 ) -> Iterator[Event]:
-    """Yield begin and end of something that others overlap."""
+    """Yield the start and end events of a span that other spans can overlap."""
     both = {"cat": f"{cls} requests", "id": number, "name": name}
     yield {**both, "ph": "b", "ts": begin, "args": args or {}}
     yield {**both, "ph": "e", "ts": max(begin, end), "args": {}}

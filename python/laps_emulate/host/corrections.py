@@ -1,4 +1,4 @@
-"""Corrections of SGLang code that assumes a GPU, for machines without one: one function each."""
+"""Corrections of SGLang code that assumes a GPU, for machines without a GPU: one function for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_laps import compat
 
 
 def keep_mooncake_from_pinning() -> None:
-    """Mooncake's sender would pin host memory through CUDA."""
+    """Keep Mooncake's sender from pinning host memory through CUDA."""
     try:
         mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
     except ImportError:
@@ -22,18 +22,18 @@ def keep_mooncake_from_pinning() -> None:
 
 
 def group_without_nccl() -> None:
-    """SGLang 0.5.22 has tensor-parallel ranks talk by NCCL on every platform of a plugin."""
+    """Do without NCCL on SGLang 0.5.22, where tensor-parallel ranks use NCCL on every platform of a plugin."""
     if not compat.release().asks_for_nccl:
         module: Any = importlib.import_module("sglang.srt.distributed.device_communicators.pynccl")
         module.PyNcclCommunicator = lambda **_: None
 
 
 def name_the_host() -> None:
-    """PyTorch built for CUDA names its module where no device is named, though there is no driver; a model of SGLang
-    asks so for where its weights go."""
+    """Make the CPU the default of ``torch.get_device_module``. A PyTorch built for CUDA returns CUDA's module even
+    without a driver, and a model of SGLang asks that module where its weights go."""
     found = torch.get_device_module
 
-    @functools.cache  # as PyTorch's own is: its compiler looks for that
+    @functools.cache  # as PyTorch's own function is: PyTorch's compiler expects that
     def module(device: Any = None) -> Any:
         return found("cpu" if device is None else device)
 
@@ -45,37 +45,37 @@ CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 
 
 def let_the_controller_wait() -> None:
-    """The controller of data-parallel ranks asks its socket without a pause, and takes a core from the ranks. Here it
-    waits for a message, and comes back without one after POLL_MS."""
+    """Make the controller of data-parallel ranks wait up to POLL_MS for a message. Otherwise the controller polls its
+    socket without a pause, and takes a core from the ranks."""
     module = loaded(CONTROLLER)
     if module is not None and not isinstance(module.sock_recv, Waiting):
         module.sock_recv = Waiting(module.sock_recv)
 
 
 class Waiting:
-    """A function that takes a message from a socket, with a wait where it would ask without one."""
+    """Receives messages from a socket, and waits for up to POLL_MS even if the caller asks not to wait."""
 
     def __init__(self, receive: Callable[..., Any]) -> None:
         self._receive = receive
 
     def __call__(self, socket: Any, flags: int = 0) -> Any:
-        """The message. Raises ``zmq.Again`` where there is none, if ``flags`` say not to wait."""
+        """Return the next message. Raises ``zmq.Again`` if no message comes and ``flags`` say not to wait."""
         if flags:
             socket.poll(POLL_MS)
         return self._receive(socket, flags=flags)
 
 
 def loaded(name: str) -> Any:
-    """A module that SGLang has imported for its model, or None: what it has not imported needs no correction."""
+    """Return a module that SGLang has imported for its model, or None: other modules need no correction."""
     return sys.modules.get(name)
 
 
 def attend_to_all() -> None:
-    """The backend ``torch_native`` has sinks, capped logits, and sliding windows in a pool of their own."""
+    """Give the backend ``torch_native`` sinks, capped logits, and sliding windows in a pool of their own."""
     from sglang.srt.layers.attention import attention_registry
 
     if attention_registry.ATTENTION_BACKENDS["torch_native"] is not attention_registry.create_torch_native_backend:
-        return  # somebody else's
+        return  # another plugin's backend
 
     @attention_registry.register_attention_backend("torch_native")
     def create(runner: Any) -> Any:
@@ -85,7 +85,7 @@ def attend_to_all() -> None:
 
 
 def absorb_latent_attention() -> None:
-    """Let DeepSeek's attention always take the absorbed form. For an unknown backend it takes the form for Triton's,
+    """Make DeepSeek's attention always take the absorbed form. For an unknown backend SGLang takes the form for Triton,
     which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
     if module := loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
         absorbed = module.AttnForwardMethod.MLA
@@ -93,52 +93,52 @@ def absorb_latent_attention() -> None:
 
 
 def gather_without_triton() -> None:
-    """Data-parallel attention copies rows with a Triton kernel wherever the engine for CPUs is not chosen."""
+    """Copy rows of data-parallel attention without the Triton kernel that SGLang uses outside its CPU engine."""
     from sglang.srt.layers import dp_attention
 
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
 
 
 def gather_without_operators() -> None:
-    """Decode steps of data-parallel ranks meet in operators that are registered for accelerators alone."""
+    """Gather decode steps of data-parallel ranks without operators that are registered for accelerators only."""
     coordinator: Any = importlib.import_module("sglang.srt.distributed.parallel_state").GroupCoordinator
     coordinator.all_gather_into_tensor = coordinator._all_gather_into_tensor
     coordinator.reduce_scatter_tensor = coordinator._reduce_scatter_tensor
 
 
 def pin_no_token_counts() -> None:
-    """``ForwardBatch.prepare_mlp_sync_batch`` pins memory wherever the engine for CPUs is not chosen, without asking
-    the platform whether it can."""
+    """Keep ``ForwardBatch.prepare_mlp_sync_batch`` from pinning memory, which it does outside SGLang's CPU engine
+    without asking the platform."""
     from sglang.srt.model_executor import forward_batch_info
 
     forward_batch_info._is_cpu = True
 
 
 def gate_shared_experts_without_triton() -> None:
-    """Qwen2-MoE's block, which Qwen3-Next has too, adds its shared expert in a Triton kernel."""
+    """Add the shared expert in Qwen2-MoE's block, which Qwen3-Next also has, without a Triton kernel."""
     if module := loaded("sglang.srt.models.qwen2_moe"):
         module.fused_gate_sigmoid_mul_add = add_gated
 
 
 def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, output: torch.Tensor) -> None:
-    """Add `shared` [n, size], times a gate between 0 and 1 of each of the `hidden` states [n, size], to `output`."""
+    """Add `shared` [n, size], times a gate between 0 and 1 for each of the `hidden` states [n, size], to `output`."""
     output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
 
 
 def cap_logits_without_triton() -> None:
-    """Gemma 2 caps its logits in a Triton kernel on every device but Ascend's."""
+    """Cap Gemma 2's logits without the Triton kernel that SGLang uses on every device but Ascend's."""
     from sglang.srt.layers import logits_processor
 
     logits_processor.fused_softcap = cap
 
 
 def cap(logits: torch.Tensor, limit: float) -> torch.Tensor:
-    """`logits`, pressed in place between `-limit` and `limit`."""
+    """Press `logits` in place between `-limit` and `limit`."""
     return logits.div_(limit).tanh_().mul_(limit)
 
 
 def share_without_cuda(model: Any) -> None:
-    """A draft takes embedding and head of its target; DeepSeek's and GLM's then wait for a CUDA device."""
+    """Share embedding and head of a target with its draft without CUDA, for which DeepSeek's and GLM's methods wait."""
     inner: Any = getattr(model, "model", None)
     if not (hasattr(model, "set_embed_and_head") and hasattr(inner, "embed_tokens") and hasattr(model, "lm_head")):
         return
@@ -150,8 +150,8 @@ def share_without_cuda(model: Any) -> None:
 
 
 def pin_no_adapters() -> None:
-    """LoRA's layers and its PyTorch backend pin their small tensors without asking whether they can; PyTorch then looks
-    for a CUDA driver."""
+    """Keep LoRA's layers and PyTorch backend from pinning their small tensors. LoRA does not ask whether pinning works,
+    and PyTorch would look for a CUDA driver."""
     from sglang.srt.runtime_context import get_lora
 
     if not get_lora().enable_lora:
@@ -160,10 +160,10 @@ def pin_no_adapters() -> None:
 
 
 def pin_nothing(*modules: str) -> None:
-    """Have nothing pinned that these modules make, nor any tensor that is there."""
+    """Keep these modules from pinning new tensors, and ``Tensor.pin_memory`` from pinning existing tensors."""
     for name in modules:
         importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
-    # Without an accelerator this method only raises: replacing it takes nothing from other code.
+    # Without an accelerator this method only raises an error, so replacing it harms no other code.
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment,misc]
 
 
@@ -178,7 +178,7 @@ class Unpinned:
 
 
 def draft_with_native_attention() -> None:
-    """A draft's passes have the attention that the target's has; SGLang knows none for ``torch_native``."""
+    """Give a draft's passes the attention of the target; SGLang has none for drafts with ``torch_native``."""
     if module := loaded("sglang.srt.speculative.draft_utils"):
         module.DraftBackendFactory.create_draft_extend_backend = _draft_attention
         module.DraftBackendFactory.create_decode_backend = _draft_steps
@@ -200,8 +200,8 @@ def _draft_steps(factory: Any) -> Any:
 
 
 def verify_drafts_without_triton() -> None:
-    """Build trees of drafts, verify them and relay what comes of it. As on CPUs that SGLang knows, verification is
-    greedy whatever the temperature."""
+    """Build and verify trees of drafts, and pass on the results, without Triton. As on CPUs that SGLang supports,
+    verification is greedy at any temperature."""
     from laps_emulate.host import drafts
 
     if module := loaded("sglang.srt.speculative.eagle_utils"):
@@ -221,7 +221,7 @@ def verify_drafts_without_triton() -> None:
 
 
 def overlap_drafts() -> None:
-    """SGLang has speculative decoding without its overlap loop on every CPU."""
+    """Keep the overlap loop with speculative decoding, which SGLang turns off on every CPU."""
     if module := loaded("sglang.srt.arg_groups.speculative_hook"):
         module._disable_overlap_schedule_for_cpu = lambda server_args: None
 
@@ -238,4 +238,4 @@ OF_MODELS = (
     draft_with_native_attention,
     verify_drafts_without_triton,
 )
-"""Called once a model is loaded. Calling them twice does no harm: a draft is a model, too."""
+"""Corrections to call once a model is loaded. A second call does no harm: a draft is a model, too."""

@@ -14,7 +14,7 @@ NONE = -1
 
 
 def rows_from(rows: torch.Tensor, table: torch.Tensor, begins: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the next `count` places [n * count] from `begins` [n] on in each of these `rows` [n] of a table."""
+    """Return the next `count` entries [n * count] of these `rows` [n] of a table, from column `begins` [n] on."""
     places = begins.long().unsqueeze(1) + torch.arange(count)
     return table[rows.long().unsqueeze(1), places].long().flatten()
 
@@ -22,28 +22,28 @@ def rows_from(rows: torch.Tensor, table: torch.Tensor, begins: torch.Tensor, cou
 def draft_places(
     rows: torch.Tensor, table: torch.Tensor, begins: torch.Tensor, places: torch.Tensor, topk: int, steps: int, **_: Any
 ) -> None:
-    """Fill in the `places` [n * k * steps] in the KV cache that a draft writes to."""
+    """Fill in the `places` [n * k * steps] in the KV cache to which a draft writes."""
     places.copy_(rows_from(rows, table, begins, topk * steps))
 
 
 def verified_places(
     *, req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, start_offset: torch.Tensor, **sizes: Any
 ) -> torch.Tensor:
-    """Return the places [n * m] in the KV cache that a verification writes to."""
+    """Return the places [n * m] in the KV cache to which a verification writes."""
     return rows_from(req_pool_indices, req_to_token, start_offset, sizes["draft_token_num"])
 
 
 def allocated(
     rows: torch.Tensor, table: torch.Tensor, begins: torch.Tensor, ends: torch.Tensor, places: torch.Tensor, _: int
 ) -> None:
-    """Enter `places`, one request after the other, from `begins` [n] to `ends` [n] of the `rows` [n] of a table."""
+    """Write `places`, one request after the other, to columns `begins` to `ends` [n] of the `rows` [n] of a table."""
     counts = (ends - begins).tolist()
     for row, begin, some in zip(rows.tolist(), begins.tolist(), torch.split(places, counts), strict=True):
         table[row, begin : begin + len(some)] = some.to(table.dtype)
 
 
 def gathered(indices: torch.Tensor, *buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Return these rows of each buffer."""
+    """Return the rows `indices` of each buffer."""
     return tuple(None if b is None else b[indices] for b in buffers)
 
 
@@ -61,9 +61,9 @@ def build_tree(
     tokens: int,
     mode: Any,
 ) -> None:
-    """Fill in the trees: who sees whom (`mask`, n * m * m), `positions` [n * m], place of each token (`index` [n, m]),
-    its first `child` and next `sibling` [n, m], -1 for none. `chosen` [n, m - 1]: numbers of the drafted tokens;
-    `parents`: number of the token that each k of them come from."""
+    """Fill in the trees: which token sees which (`mask`, n * m * m), `positions` [n * m], the place of each token
+    (`index` [n, m]), its first `child` and next `sibling` [n, m], -1 for none. `chosen` [n, m - 1]: numbers of the
+    drafted tokens. `parents`: for each k tokens, the number of the token that they come from."""
     sees = mask.view(-1, tokens, tokens)
     sees.fill_(False)
     places = positions.view(-1, tokens)
@@ -80,7 +80,7 @@ def build_tree(
 
 
 def _mark(sees: torch.Tensor, above: list[int], i: int) -> int:
-    """Mark all that token `i` sees, and return its level."""
+    """Mark all tokens that token `i` sees, and return the level of token `i`."""
     level = 0
     sees[0] = True
     while i > 0:
@@ -100,9 +100,9 @@ def verify_greedily(
     target_predict: torch.Tensor,
     topk: int = NONE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Walk down each tree as long as a child is what the model says after its parent. Fills in the tokens said
-    (`predicts` [n * m]), the places of those that were right (`accept_index` [n, depth], -1 after the last) and their
-    number [n], without the first, which is no draft. Returns these three."""
+    """Walk down each tree while a child is the model's next token after its parent. Fill in the model's tokens
+    (`predicts` [n * m]), the places of the accepted tokens (`accept_index` [n, depth], -1 after the last) and their
+    number [n], without the root, which is no draft. Return these three."""
     drafted, said = candidates.tolist(), target_predict.tolist()
     child, sibling = retrieve_next_token.tolist(), retrieve_next_sibling.tolist()
     tokens = candidates.shape[1]
@@ -123,7 +123,7 @@ def verify_greedily(
 
 
 def last_tokens(accepted: torch.Tensor, counts: torch.Tensor, last: torch.Tensor, width: int, _: int) -> None:
-    """Fill in the last of the accepted tokens [n * width] of each request, who has `counts` [n] of them."""
+    """Fill in the last of each request's `counts` [n] tokens in `accepted` [n * width]."""
     last.copy_(accepted.view(-1, width).gather(1, counts.long().unsqueeze(1) - 1).squeeze(1))
 
 
@@ -134,6 +134,6 @@ def front_places(counts: torch.Tensor, places: torch.Tensor, front: torch.Tensor
 
 
 def accepted_places(index: torch.Tensor, places: torch.Tensor, accepted: torch.Tensor, _: int) -> None:
-    """Pack those of the `places` that are in `index` (-1: none) into `accepted`."""
+    """Pack the `places` that `index` names (-1: none) into `accepted`."""
     kept = places[index[index != NONE].long()]
     accepted[: len(kept)] = kept

@@ -1,4 +1,4 @@
-"""Expert parallelism. SGLang's exchanges of tokens between ranks (DeepEP, say) need a GPU: here they go over gloo."""
+"""Expert parallelism over gloo. SGLang's exchanges of tokens between ranks (DeepEP, for example) need a GPU."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ class _Sent(NamedTuple):
     """One dispatch of a rank. A token has a copy for each of its experts."""
 
     rows: torch.Tensor
-    """Row of each copy that it sent."""
+    """Row of each copy that the rank sent."""
     to: list[int]
-    """Copies that it sent to each rank."""
+    """Copies that the rank sent to each rank."""
     came: list[int]
     """Copies that came from each rank."""
     tokens: int
 
 
 class HostDispatcher(BaseDispatcher):
-    """Sends each token to the ranks that hold its experts, and what these make of it back."""
+    """Sends each token to the ranks that hold its experts, and sends the experts' results back."""
 
     def __init__(self, experts: int) -> None:
-        """`experts`: on this rank, physical ones."""
+        """`experts`: number of physical experts on this rank."""
         super().__init__()
         self._experts = experts
         self._group = get_parallel().tp_group.cpu_group
         self._ranks = dist.get_world_size(self._group)
         self._sent: dict[int | None, _Sent] = {}
-        """Dispatched for each part of a batch, and not combined yet."""
+        """Dispatches of each part of a batch that are not combined yet."""
         self._halfway: dict[int | None, Any] = {}
 
     def dispatch_a(self, hidden_states: torch.Tensor, topk_output: Any, tbo_subbatch_index: int | None = None) -> None:
-        """Send tokens of a part of a batch; ``dispatch_b`` has what came. Another part may do the same in between."""
+        """Send the tokens of a part of a batch; ``dispatch_b`` returns the tokens received. Parts can alternate."""
         self._halfway[tbo_subbatch_index] = self.dispatch(hidden_states, topk_output, tbo_subbatch_index)
 
     def dispatch_b(self, tbo_subbatch_index: int | None = None) -> StandardDispatchOutput:
-        """Return what ``dispatch`` does."""
+        """Return the result of ``dispatch``."""
         return self._halfway.pop(tbo_subbatch_index)
 
     def combine_a(self, combine_input: StandardCombineInput, tbo_subbatch_index: int | None = None) -> None:
-        """Send back what experts made of a part; ``combine_b`` has the sums."""
+        """Send back the experts' results of a part; ``combine_b`` returns the sums."""
         self._halfway[tbo_subbatch_index] = self.combine(combine_input, tbo_subbatch_index)
 
     def combine_b(self, tbo_subbatch_index: int | None = None) -> torch.Tensor:
-        """Return what ``combine`` does."""
+        """Return the result of ``combine``."""
         return self._halfway.pop(tbo_subbatch_index)
 
     def dispatch(
         self, hidden_states: torch.Tensor, topk_output: Any, part: int | None = None
     ) -> StandardDispatchOutput:
-        """Return the copies of tokens [n, size] that are for experts of this rank, each with its one expert there.
+        """Return the copies of tokens [n, size] that are for experts of this rank, each with its one expert here.
 
-        `hidden_states`: [tokens, size] of this rank; `topk_output`: physical experts of each, -1 = none.
+        `hidden_states`: [tokens, size] of this rank; `topk_output`: physical experts of each token, -1 = none.
         """
         ids, weights = topk_output.topk_ids.long(), topk_output.topk_weights
         rows, slots = torch.nonzero(ids >= 0, as_tuple=True)
@@ -75,20 +75,20 @@ class HostDispatcher(BaseDispatcher):
         return StandardDispatchOutput(states, None, StandardTopKOutput(share, local, share))
 
     def combine(self, combine_input: StandardCombineInput, part: int | None = None) -> torch.Tensor:
-        """Return the sum, for each token of this rank, of what its experts made of it [tokens, size]."""
+        """Return for each token of this rank the sum of its experts' results [tokens, size]."""
         sent = self._sent.pop(part)
         back = self._exchange(combine_input.hidden_states, sent.came, sent.to)
         return back.new_zeros((sent.tokens, back.shape[-1])).index_add_(0, sent.rows, back)
 
     def _exchange(self, values: torch.Tensor, to: list[int], came: list[int]) -> torch.Tensor:
-        """Send so many rows to each rank, and return those that come from each."""
+        """Send `to` rows to each rank, and return the `came` rows from each rank."""
         found = values.new_empty((sum(came), *values.shape[1:]))
         dist.all_to_all_single(found, values.contiguous(), came, to, group=self._group)
         return found
 
 
 def compute_own_experts() -> None:
-    """SGLang's experts in PyTorch cannot leave out those of other ranks (-1), nor do nothing."""
+    """Make SGLang's PyTorch experts skip the experts of other ranks (-1), and accept batches without own experts."""
     from sglang.srt.layers.moe import fused_moe_native
 
     usual = fused_moe_native.moe_forward_native
@@ -109,7 +109,7 @@ def compute_own_experts() -> None:
 
 
 def exchange_over_gloo() -> None:
-    """Layers of experts have this dispatcher in place of the one that --moe-a2a-backend names."""
+    """Give layers of experts this dispatcher in place of the dispatcher that --moe-a2a-backend names."""
     from sglang.srt.layers.moe.fused_moe_triton import layer
     from sglang.srt.layers.moe.utils import get_moe_a2a_backend
 
@@ -121,13 +121,13 @@ def exchange_over_gloo() -> None:
         return HostDispatcher(moe_runner_config.num_local_experts)
 
     layer.create_moe_dispatcher = create
-    # Asked of every device where choices of experts are counted.
+    # SGLang calls these functions of every device on which it counts choices of experts.
     torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
     torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
 
 
 class _NoCuda:
-    """``torch`` without a question for the multiprocessors of a GPU."""
+    """Stand-in for ``torch`` that reports one multiprocessor instead of asking a GPU."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "cuda":
@@ -136,7 +136,7 @@ class _NoCuda:
 
 
 def overlap_two_batches() -> None:
-    """--enable-two-batch-overlap divides the multiprocessors of a GPU between experts and their exchange."""
+    """Run --enable-two-batch-overlap without dividing a GPU's multiprocessors between experts and exchange."""
     from sglang.srt.batch_overlap import operations_strategy
 
     operations_strategy.torch = _NoCuda()
@@ -144,7 +144,7 @@ def overlap_two_batches() -> None:
 
 
 def compute_in_pytorch(model: torch.nn.Module) -> None:
-    """Experts behind an exchange run kernels for GPUs unless told to run those of other layers."""
+    """Make experts behind an exchange run the kernels of other layers; by default they run kernels for GPUs."""
     for module in model.modules():
         if hasattr(module, "deprecate_flag"):
             module.deprecate_flag = True  # type: ignore[assignment]

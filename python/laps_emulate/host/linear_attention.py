@@ -1,5 +1,5 @@
-"""Linear attention by the gated delta rule in PyTorch: the recurrences of transformers, behind the names and shapes of
-SGLang's Triton kernels."""
+"""Linear attention by the gated delta rule in PyTorch: the recurrences of the transformers library, with the names and
+shapes of SGLang's Triton kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 CHUNK = 64
-"""Tokens after which SGLang's prefix cache may keep a state."""
+"""Number of tokens after which SGLang's prefix cache can keep a state."""
 
 
 def gates(
     decay: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decays, as logarithms, and learning rates of tokens [1, tokens, heads], from two projections [tokens, heads]."""
+    """Return decays (logarithms) and learning rates of tokens [1, tokens, heads], from `a` and `b` [tokens, heads]."""
     rates = functional.softplus(a.float() + bias.float())
     return (-decay.float().exp() * rates).unsqueeze(0), b.float().sigmoid().unsqueeze(0)
 
@@ -37,7 +37,7 @@ def convolve(
     has_initial_state: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
-    """Convolution of prompts [size, tokens of all], each after what its state holds [slots, size, width - 1]."""
+    """Convolve prompts [size, tokens of all], each after its state [slots, size, width - 1], and update the states."""
     out, begin, width = torch.empty_like(x), 0, weight.shape[1]
     for tokens, slot, goes_on in zip(seq_lens_cpu, cache_indices.tolist(), has_initial_state.tolist(), strict=True):
         before = conv_states[slot] if goes_on else torch.zeros_like(conv_states[slot])
@@ -57,7 +57,7 @@ def convolve_next(
     *_: Any,
     conv_state_indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Convolution of one token of each stream [streams, size]."""
+    """Return the convolution of one token of each stream [streams, size], and update the states."""
     slots = conv_state_indices.long()
     row = torch.cat((state[slots].to(x.dtype), x.unsqueeze(-1)), -1)
     state[slots] = row[..., 1:].to(state.dtype)
@@ -77,8 +77,8 @@ def prefill(
     cu_seqlens: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
-    """Output of prompts [1, tokens of all, heads, size], whose states [slots, heads, value size, key size] go on; and
-    the states before each chunk [1, chunks, heads, value size, key size]."""
+    """Return the output of prompts [1, tokens of all, heads, size], None, and the states before each chunk [1, chunks,
+    heads, value size, key size]. Continue and update the states [slots, heads, value size, key size]."""
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     out, states, ends = torch.empty_like(v), [], cu_seqlens.tolist()
     for i, slot in enumerate(initial_state_indices.tolist()):
@@ -111,7 +111,7 @@ def decode(
     ssm_state_indices: torch.Tensor,
     **_: Any,
 ) -> None:
-    """Write into `out` [streams, 1, heads, size] what the next token of each stream sees, whose states go on."""
+    """Write the output of each stream's next token into `out` [streams, 1, heads, size], and update the states."""
     slots, (heads, value, key) = ssm_state_indices.long(), initial_state.shape[1:]
     keys = (mixed_qkv.shape[1] - heads * value) // 2
     q, k, v = mixed_qkv.split((keys, keys, heads * value), -1)
@@ -139,7 +139,7 @@ def keep(
     axis: int = 0,
     **__: Any,
 ) -> None:
-    """Copy the states of streams that are `kept` to other slots, for the prefix cache. `axis`: of the slots."""
+    """Copy the states of streams that are `kept` to other slots, for the prefix cache. `axis`: axis of the slots."""
     rows = kept.nonzero().flatten()
     begin, end = sources[rows].long(), slots[rows].long()
     for pool in (conv, states):
@@ -147,7 +147,7 @@ def keep(
 
 
 keep_in_all_layers = partial(keep, axis=1)
-"""The same with pools whose first axis is layers."""
+"""``keep`` for pools whose first axis is layers."""
 
 
 def norm_gated(
@@ -160,7 +160,7 @@ def norm_gated(
     activation: str,
     **_: Any,
 ) -> torch.Tensor:
-    """Return the same as ``norm``, asked for in another order."""
+    """Return the result of ``norm``, which takes the arguments in another order."""
     return norm(x, z, weight, bias, activation, eps=eps)
 
 
@@ -174,6 +174,6 @@ def norm(
     eps: float,
     **_: Any,
 ) -> torch.Tensor:
-    """Root-mean-square norm of `x` [rows, size], times its gate."""
+    """Return the root-mean-square norm of `x` [rows, size], times the activation of its gate."""
     of = torch.sigmoid if activation == "sigmoid" else functional.silu
     return (functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps) * of(gate.float())).to(x.dtype)

@@ -1,5 +1,5 @@
-"""Verification of drafts by linear attention in PyTorch, behind the names and shapes of SGLang's Triton kernels: what
-each token of a draft would leave behind is kept, until it is known which of them are right."""
+"""Verification of drafts by linear attention in PyTorch, with the names and shapes of SGLang's Triton kernels. The
+state after each token of a draft is kept until it is known which tokens are accepted."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def convolve(
     retrieve_next_sibling: torch.Tensor | None = None,
     retrieve_parent_token: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Convolution of the tokens of drafts [streams, size, tokens], each after its parent; what each leaves behind goes
-    to the windows [rows, tokens, size, width - 1]. Or of the next token of each stream [streams, size]."""
+    """Return the convolution of draft tokens [streams, size, tokens], each after its parent, and store the window after
+    each token [rows, tokens, size, width - 1]. Or convolve the next token of each stream [streams, size]."""
     if intermediate_conv_window is None or intermediate_state_indices is None:
         return convolve_next(x, state, weight, bias, conv_state_indices=conv_state_indices)
     parents = parents_of(len(x), x.shape[-1], retrieve_next_token, retrieve_next_sibling)
@@ -46,7 +46,7 @@ def convolve(
 
 def parents_of(streams: int, tokens: int, child: torch.Tensor | None, sibling: torch.Tensor | None) -> torch.Tensor:
     """Return the parent of each token of the trees [streams, tokens], -1 for the first. `child`, `sibling` [streams,
-    tokens]: the first child of a token, and its next sibling, -1 for none; without them each draft is a chain."""
+    tokens]: first child and next sibling of a token, -1 for none; without both, each draft is a chain."""
     if child is None or sibling is None:
         return torch.arange(-1, tokens - 1).expand(streams, tokens)
     found = torch.full((streams, tokens), -1)
@@ -59,8 +59,8 @@ def parents_of(streams: int, tokens: int, child: torch.Tensor | None, sibling: t
 
 
 def after_parents(left: Sequence[torch.Tensor], parents: torch.Tensor, t: int) -> torch.Tensor:
-    """Return what the parents of the tokens `t` have left behind [streams, ..]. `left`: what there was before the first
-    token, and what each so far has left behind."""
+    """Return the states after the parents of token `t` [streams, ..]. `left`: the states before the first token, and
+    after each token so far."""
     streams = len(left[0])
     return torch.stack(tuple(left), 1)[torch.arange(streams), parents[:streams, t].long() + 1]
 
@@ -82,8 +82,8 @@ def verify(
     retrieve_parent_token: torch.Tensor | None,
     **_: Any,
 ) -> torch.Tensor:
-    """Output of the tokens of drafts [1, tokens of all, heads, size]. What each leaves behind goes to the buffer [rows,
-    tokens, heads, value size, key size]; the states of the streams [slots, heads, value size, key size] stay."""
+    """Return the output of draft tokens [1, tokens of all, heads, size]. Store the state after each token in the buffer
+    [rows, tokens, heads, value size, key size]; keep the streams' states [slots, heads, value size, key size]."""
     n, heads = cache_steps, v.shape[2]
     streams = q.shape[1] // n
     # Padded rows of a batch have no stream.
@@ -116,8 +116,8 @@ def accept(
     kept: torch.Tensor | None,
     src_indices_raw: torch.Tensor | None = None,
 ) -> None:
-    """Have the states of streams be those after the `last` token that is right; and copy those after the tokens `kept`
-    to other slots, for the prefix cache. A token of -1: none."""
+    """Set the states of streams to those after the `last` accepted token. Copy the states after the tokens `kept` to
+    other slots, for the prefix cache. Token -1: none."""
     rows = torch.arange(len(last)) if src_indices_raw is None else src_indices_raw
     pairs = [(pools.temporal, pools.intermediate_ssm), *zip(pools.conv, pools.intermediate_conv_window, strict=True)]
     for end, begin in pairs:

@@ -1,4 +1,4 @@
-"""State space models (Mamba 2) in PyTorch, behind the names and shapes of SGLang's Triton kernels."""
+"""State space models (Mamba 2) in PyTorch, with the names and shapes of SGLang's Triton kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scan(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Write the output of prompts [1, tokens of all, heads, size] into `out`. Return states [.., heads, size, state
-    size]: before each chunk of the tokens of all, after each prompt, and after `track_end_locs` of the tokens."""
+    size]: before each chunk of all tokens, after each prompt, and after the first `track_end_locs` tokens."""
     x, B, C, ends = x[0].float(), B[0].float(), C[0].float(), cu_seqlens.tolist()
     heads = x.shape[1]
     B, C = (part.repeat_interleave(heads // part.shape[1], 1) for part in (B, C))
@@ -54,7 +54,7 @@ def scan(
 def _segment(
     x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of the tokens `x` [n, heads, size], after which `state` is returned as it is then."""
+    """Return the output of the tokens `x` [n, heads, size], and the state after these tokens."""
     decay = (dt * A).cumsum(0)
     later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1).unsqueeze(-1)
     kept = (decay.unsqueeze(1) - decay.unsqueeze(0)).masked_fill(later, float("-inf")).exp()
@@ -83,9 +83,9 @@ def update(
     retrieve_parent_token: torch.Tensor | None = None,
     **_: Any,
 ) -> None:
-    """Write into `out` the output of the next token of each stream [streams, heads, size], whose states go on; or of
-    the tokens of its draft [streams, tokens, heads, size], each after its parent: what those leave behind goes to the
-    buffer [rows, tokens, heads, size, state size]."""
+    """Write the output of the next token of each stream [streams, heads, size] into `out`, and update the states. Or of
+    the tokens of its draft [streams, tokens, heads, size], each after its parent; the state after each token goes to
+    the buffer [rows, tokens, heads, size, state size]."""
     slots = state_batch_indices.long()
     if x.dim() == 3:
         x, dt, B, C, out = (part.unsqueeze(1) for part in (x, dt, B, C, out))

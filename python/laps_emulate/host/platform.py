@@ -1,6 +1,6 @@
 """SGLang on a machine without a GPU, as an out-of-tree platform: real servers, small models.
 
-For development and tests. It is active only where no accelerator is visible and no other platform was chosen.
+For development and tests. Active only if no accelerator is visible and no other platform was chosen.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DEFAULTS: dict[str, Any] = {
     "grammar_backend": "none",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
     "lora_backend": "torch_native",
-    # Experts are computed in PyTorch whatever is named here, but gpt-oss takes a layout of weights that it cannot read.
+    # Experts always run in PyTorch, but with other names gpt-oss takes a layout of weights that PyTorch cannot read.
     "moe_runner_backend": "triton",
 }
-"""Server arguments that have no working default without a GPU; what the user gives wins."""
+"""Server arguments without a working default on a machine without a GPU; the user's values win."""
 GPU_DEFAULTS = (None, "auto", "csgmv")
-"""Values of these arguments that stand for the user's silence, or for what needs a GPU."""
+"""Values of these arguments if the user has chosen nothing, or something that needs a GPU."""
 DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
-"""Speculative algorithms that run here."""
+"""Speculative algorithms that run on this platform."""
 
 
 class HostPlatform(CpuDeviceMixin, SRTPlatform):
@@ -40,7 +40,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def get_default_attention_backend(self) -> str:
-        """The one attention backend that needs no kernels of its own."""
+        """Return the only attention backend that needs no kernels of its own."""
         return DEFAULTS["attention_backend"]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
@@ -51,7 +51,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
                 setattr(server_args, name, value)
 
     def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
-        """The KV pool for drafts; None: SGLang's own."""
+        """Return the KV pool that works with drafts; None: SGLang's own pool."""
         if kind != "mha":
             return None
         from laps_emulate.host.pool import HostPool
@@ -59,11 +59,11 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         return HostPool
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        """Return True if its draft model runs here."""
+        """Return True if the draft model of this algorithm runs here."""
         return algorithm in DRAFTS
 
     def get_speculative_cache_locs_fn(self) -> Any:
-        """Return the function for the places in the KV cache that a verification writes to."""
+        """Return the function for the places in the KV cache to which a verification writes."""
         from laps_emulate.host import drafts
 
         return drafts.verified_places
@@ -73,10 +73,10 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         return True
 
     def init_backend(self) -> None:
-        """Say what this platform is, keep Mooncake from pinning host memory through CUDA, and have no slow numbers."""
+        """Log what this platform is, keep Mooncake from pinning memory through CUDA, and flush denormal numbers."""
         logger.warning("LAPS host platform: no GPU found, running on the CPU. For development, not for speed.")
-        # SGLang's attention on a CPU computes with rows of memory that nobody has written, where a chunk is not its
-        # prompt's first. Old integers are denormal numbers there, and a step takes up to eight times as long.
+        # After a prompt's first chunk SGLang's attention on a CPU computes with memory that was never written. Old
+        # integers are denormal numbers there, and a step takes up to eight times as long.
         torch.set_flush_denormal(True)
         corrections.keep_mooncake_from_pinning()
         corrections.group_without_nccl()
@@ -88,7 +88,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         experts.overlap_two_batches()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
+        """Apply the corrections for models and their attention; by now SGLang has imported what the model needs."""
         from laps_emulate.host import experts
 
         for correct in corrections.OF_MODELS:

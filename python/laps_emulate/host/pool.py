@@ -6,7 +6,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 
 class HostPool(MHATokenToKVPool):
-    """With speculative decoding the pool would try its kernel at once."""
+    """A pool that does not try its kernel at once, as SGLang's pool does with speculative decoding."""
 
     def _init_kv_copy_and_warmup(self) -> None:
         self._kv_copy_config = None

@@ -14,7 +14,7 @@ ATTENTION = "sglang.srt.layers.attention"
 
 
 def recur_without_triton(model: torch.nn.Module) -> None:
-    """Linear attention by the gated delta rule has Triton kernels wherever the engine for CPUs is not chosen."""
+    """Run linear attention (gated delta rule) without the Triton kernels that SGLang uses outside its CPU engine."""
     if not any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
         return
     module: Any = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
@@ -38,7 +38,7 @@ def recur_without_triton(model: torch.nn.Module) -> None:
 
 
 def scan_without_triton(model: torch.nn.Module) -> None:
-    """State space models (Mamba 2) have Triton kernels, and kernels for CUDA of which a CPU has not even the names."""
+    """Run state space models (Mamba 2) without Triton, and without CUDA kernels that do not exist on a CPU."""
     if not any(type(module).__name__ == "MambaMixer2" for module in model.modules()):
         return
     module: Any = importlib.import_module(f"{ATTENTION}.mamba.mamba")
@@ -51,15 +51,15 @@ def scan_without_triton(model: torch.nn.Module) -> None:
 
 
 def _keep_states() -> None:
-    """Keep the states of requests without Triton: those for the prefix cache, and after tokens that are right."""
+    """Keep the states of requests without Triton: states for the prefix cache, and states after accepted tokens."""
     module: Any = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
     module.track_mamba_states_if_needed = linear_attention.keep
     module.track_mamba_states_all_layers = linear_attention.keep_in_all_layers
     module.scatter_mamba_states_after_mtp_verify = linear_drafts.accept
-    # Batches pin the places of states without asking whether they can.
+    # Batches pin the slot numbers of states without asking whether pinning works.
     pin_nothing("sglang.srt.managers.schedule_batch")
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, **_: Any) -> torch.Tensor:
-    """Return `x` [n, size], times the sigmoid of its `gate`, by heads or in one."""
+    """Return `x` [n, size] times the sigmoid of `gate`, which can have an axis of heads."""
     return x * torch.sigmoid(gate.reshape(x.shape))

@@ -1,10 +1,10 @@
-"""laps-profile: how long steps of a model take on a device, from kernels that NVIDIA measured.
+"""laps-profile: predict the step times of a model on a device, from kernels that NVIDIA measured.
 
     laps-profile --system h200_sxm --model Qwen/Qwen3-8B --tp 1
 
 It needs AIConfigurator (pip install 'sglang-laps[profile]', 850 MB, best in a virtual environment of its own). The
-profile is a file that laps-plan (--profile), an emulated server (--laps-emulate) and a server that is to know its step
-times from the start (--laps-config '{"profile": FILE}') take.
+profile is a file for laps-plan (--profile), for an emulated server (--laps-emulate), and for a server that should know
+its step times from the start (--laps-config '{"profile": FILE}').
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ KEPT = [(s, f"Qwen/Qwen3-{m}", tp) for s in ("h100_sxm", "h200_sxm") for m in ("
 
 
 class ProfileError(Exception):
-    """One line that says why there is no profile."""
+    """Reason why there is no profile, in one line."""
 
 
 def named(system: str, model: str, tp: int) -> str:
-    """``h200-qwen3-8b``, with ``-tp2`` where there is more than one device."""
+    """Return the name of the profile, such as ``h200-qwen3-8b``, or ``h200-qwen3-8b-tp2`` for two devices."""
     device = system.removesuffix("_sxm")
     short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower())
     return f"{device}-{short}" + (f"-tp{tp}" if tp > 1 else "")
 
 
 def measured(system: str, model: str, tp: int) -> Profile:
-    """Ask AIConfigurator and fit. Raises ProfileError."""
+    """Return a profile fitted to the kernel times of AIConfigurator. Raises ProfileError."""
     try:
         from aiconfigurator.cli.api import cli_estimate
         from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
     except ImportError:
         raise ProfileError("AIConfigurator is not installed: pip install 'sglang-laps[profile]'") from None
-    # It tells at length which of its tables it reads.
+    # AIConfigurator logs every table that it reads.
     logging.disable(logging.WARNING)
     used: dict[str, Any] = {}
 
@@ -62,7 +62,7 @@ def measured(system: str, model: str, tp: int) -> Profile:
         return {name: ms / 1e3 for name, ms in found.get_context_latency_dict().items()}
 
     def generation(n: int, each: int) -> dict[str, float]:
-        # Of two tokens the first is the prefill's.
+        # The prefill makes the first of the two output tokens.
         found = estimate("static_gen", isl=each, batch_size=n, osl=2)
         return {name: ms / 1e3 for name, ms in found.get_generation_latency_dict().items()}
 
@@ -70,7 +70,7 @@ def measured(system: str, model: str, tp: int) -> Profile:
         layers = int(get_model_config_from_model_path(model)["layers"])
         rows = grid.samples(kernels)
         steps = decode.samples(generation)
-    except Exception as e:  # whatever it raises for a model or a device that it has no data of
+    except Exception as e:  # AIConfigurator raises various errors for a model or a device without data
         raise ProfileError(f"{model} on {system}, TP {tp}: {' '.join(str(e).split())[:300]}") from None
     aic = version("aiconfigurator")
     return fit.profile(
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def told(made: Profile, folder: Path) -> None:
-    """Write a profile, and say how good it is."""
+    """Save a profile, and print its fit errors."""
     path = folder / f"{made.name}.json"
     made.save(path)
     for what, name in (("batches", "fit"), ("decode steps", "decode_fit")):

@@ -1,4 +1,4 @@
-"""From the times of generation kernels to what decode steps cost."""
+"""Cost of decode steps, fitted to the times of generation kernels."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from scipy.optimize import nnls
 from laps_plan.decode import DecodeCost
 
 Generation = Callable[[int, int], dict[str, float]]
-"""Seconds of each kind of kernel in a step of (so many streams, tokens of context of each)."""
+"""Seconds of each kind of kernel in a decode step of (streams, tokens of context of each stream)."""
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 1024, 4096, 16384)
 MOST = 1 << 20
-"""Tokens of context in a step, at most: about what a device's memory holds."""
+"""Maximum tokens of context in a step: about the capacity of a device's memory."""
 
 
 class DecodeSample(NamedTuple):
-    """A step whose time was looked up."""
+    """A decode step with its looked-up time."""
 
     streams: int
     context: int
-    """Tokens, of all streams together."""
+    """Total tokens of context of all streams."""
     rows_s: float
     """Seconds of all kernels but attention."""
     attention_s: float
 
 
 def samples(generation: Generation) -> list[DecodeSample]:
-    """Every step of the grid with its time."""
+    """Return every step of the grid with its time."""
     return [_sample(n, each, generation(n, each)) for n, each in _grid()]
 
 
@@ -44,8 +44,8 @@ def _sample(n: int, each: int, kernels: dict[str, float]) -> DecodeSample:
 
 
 def cost(rows: Sequence[DecodeSample]) -> DecodeCost:
-    """Attention as a line over streams and tokens of context, by least relative squares; all else as it was looked up,
-    but for what falls with more streams."""
+    """Return the cost fitted to ``rows``. Attention is a line over streams and tokens of context, by least relative
+    squares. All other time is kept as looked up, but never falls with more streams."""
     terms = np.array([(1.0, r.streams, r.context) for r in rows])
     weight = 1.0 / np.array([r.attention_s for r in rows])
     start, each, context = nnls(terms * weight[:, None], np.ones(len(rows)))[0].tolist()

@@ -1,4 +1,4 @@
-"""From a grid of step times to a profile."""
+"""Profile fitted to a grid of step times."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from laps_plan.kernels.decode import DecodeSample
 from laps_plan.profile import Profile
 
 MEDIAN, P90 = 0.10, 0.20
-"""Relative errors over its grid that a profile should stay within."""
+"""Relative errors over the grid within which a profile should stay."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Host time of a request and of a step, beside the kernels: assumptions. Times in seconds.
+    """Assumed host time of a request and of a step, in addition to the kernels. Times in seconds.
 
-    Their sum is what one of our own measurements left: TTFT of lone prompts of 64 to 16,384 tokens on an idle prefill
-    server on an H200 (Qwen2.5-7B's shape; benchmark/report, ``gpu-mixed``), less the kernels' time, was 5.1 to 8.4 ms.
-    How it divides is not measured.
+    The sum of the terms follows a measurement: TTFT of lone prompts of 64 to 16,384 tokens on an idle prefill server on
+    an H200 (Qwen2.5-7B's shape; benchmark/report, ``gpu-mixed``), minus the kernels' time, was 5.1 to 8.4 ms. The
+    division of this sum among the terms is not measured.
     """
 
     front_s: float = 0.7e-3
-    """HTTP and tokenizer, one request after the other."""
+    """Time of HTTP and tokenizer per request; requests pass one after the other."""
     front_token_s: float = 0.35e-6
-    """The same per prompt token."""
+    """Time of HTTP and tokenizer per prompt token."""
     step_host_s: float = 0.8e-3
-    """From a decision to its step on the device, which the overlap loop does not hide."""
+    """Time from a decision to its step on the device; the overlap loop does not hide this time."""
     reply_s: float = 4e-3
-    """Between processes, result, detokenizer, HTTP: it holds nobody else up."""
+    """Time for messages between processes, result, detokenizer and HTTP; delays no other request."""
     eager_layer_s: float = 220e-6
-    """To launch one layer kernel by kernel."""
+    """Time to launch one layer kernel by kernel."""
     breakable_layer_s: float = 90e-6
-    """The same where graphs are broken at attention, SGLang's default for prefill."""
+    """Time to launch one layer with graphs that break at attention, SGLang's default for prefill."""
     full_layer_s: float = 4e-6
     """Device gaps per layer within one whole graph."""
     slice_layer_s: float = 590e-6
-    """To launch one layer of a step in slices, pauses included: a LAPS server on an H200 measured 16.5 ms for 28."""
+    """Time to launch one layer of a sliced step, pauses included: a LAPS server on an H200 measured 16.5 ms for 28."""
 
 
 def errors(known: Coefficients, rows: Sequence[StepSample]) -> dict[str, float]:
-    """Relative errors: median, p90, worst; and how many rows."""
+    """Return the relative errors of the fit (median, p90, worst) and the number of rows."""
     return summary([abs(known.seconds(s.shape) / s.seconds - 1.0) for s in rows])
 
 
 def decode_errors(known: DecodeCost, rows: Sequence[DecodeSample]) -> dict[str, float]:
-    """The same of whole decode steps."""
+    """Return the relative errors of whole decode steps, as ``errors`` does."""
     return summary([abs(known.step_s(s.streams, s.context) / (s.rows_s + s.attention_s) - 1.0) for s in rows])
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Median, p90, worst of relative errors; and how many."""
+    """Return median, p90 and worst of relative errors, and their number."""
     off = np.array(errors)
     return {
         "median": float(np.median(off)), "p90": float(np.quantile(off, 0.9)), "worst": float(off.max()),
@@ -69,8 +69,7 @@ def profile(
     name: str, source: str, layers: int, rows: Sequence[StepSample], details: dict[str, Any], host: Host | None = None,
     steps: Sequence[DecodeSample] = (),
 ) -> Profile:  # fmt: skip
-    """The profile of one model on one device. ``details``: what it was asked from (JSON-ready). ``steps``: of decoding;
-    empty = not known."""
+    """Return a profile. ``details``: inputs of the grid (JSON-ready). ``steps``: decode steps; empty if unknown."""
     host = host or Host()
     known = fit(rows)
 
@@ -103,7 +102,7 @@ def profile(
 
 
 def with_decode(profile: Profile, steps: Sequence[DecodeSample]) -> Profile:
-    """The same profile with what decode steps cost."""
+    """Return the profile with the cost of decode steps added."""
     known = decode.cost(steps)
     rows = [[s.streams, s.context, float(f"{s.rows_s:.5g}"), float(f"{s.attention_s:.5g}")] for s in steps]
     more = {"decode_fit": decode_errors(known, steps), "decode_grid": rows}

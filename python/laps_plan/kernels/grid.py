@@ -1,4 +1,4 @@
-"""Batches over which a step's time is looked up, and how that of a batch of unlike prompts is put together."""
+"""Grid of batches whose step times are looked up, and composition of the time of a batch of unlike prompts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from laps_core.latency.step import StepSample
 Batch = Sequence[tuple[int, int]]
 """(L new tokens, H history tokens) of each request."""
 Kernels = Callable[[int, int, int], dict[str, float]]
-"""Seconds of each kind of kernel in a step of (L new tokens, H history tokens, so many requests alike)."""
+"""Seconds of each kind of kernel in a step of (L new tokens, H history tokens, number of equal requests)."""
 
 _LONE = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
 _ALIKE = {16: (2, 4, 8, 16, 32), 64: (2, 4, 8, 16, 32), 256: (2, 4, 8, 16, 32), 512: (2, 4, 8, 16), 1024: (2, 4, 8),
           2048: (2, 4), 4096: (2,)}  # fmt: skip
-"""New tokens -> requests."""
+"""New tokens of a request -> numbers of equal requests in a batch."""
 _HISTORY = (1024, 4096, 8192, 32768)
 _AFTER = ((16, 1), (64, 1), (64, 8), (64, 32), (256, 1), (256, 4), (1024, 1), (4096, 1), (8192, 1))
-"""(New tokens, requests) after each history."""
+"""(New tokens, equal requests), combined with each history of _HISTORY."""
 _MIXED: tuple[Batch, ...] = (
     ((2048, 0), *[(64, 0)] * 8),
     ((512, 0), (256, 0), *[(64, 0)] * 4),
@@ -31,11 +31,11 @@ _MIXED: tuple[Batch, ...] = (
     ((6144, 0), (1024, 8192), *[(256, 0)] * 4),
 )
 LONGEST = 8192
-"""New tokens of a step, at most."""
+"""Maximum new tokens of a step."""
 
 
 def batches() -> Iterator[Batch]:
-    """Lone prompts, batches of like ones, prompts after histories, batches of unlike ones."""
+    """Yield lone prompts, batches of equal prompts, prompts with histories, and batches of unlike prompts."""
     for new in _LONE:
         yield [(new, 0)]
     for new, counts in _ALIKE.items():
@@ -46,16 +46,16 @@ def batches() -> Iterator[Batch]:
 
 
 def samples(kernels: Kernels) -> list[StepSample]:
-    """Every batch of the grid with its time."""
+    """Return every batch of the grid with its time."""
     return [StepSample.of(batch, seconds(batch, kernels)) for batch in batches()]
 
 
 def seconds(batch: Batch, kernels: Kernels) -> float:
-    """Time of a step (seconds).
+    """Return the time of a step (seconds).
 
-    Data exist for batches of prompts alike. In a mixed one everything but attention and logits costs what it costs for
-    so many tokens, logits what they cost for so many requests, and attention the sum over its kinds of prompts, less
-    what starting the kernel takes for all but one of them.
+    Data exist only for batches of equal prompts. The time of a mixed batch is composed. Attention takes the sum over
+    its kinds of prompts, less the start of the kernel for all but one of them. Logits take their time for the same
+    number of requests, and all other kernels take their time for the same number of tokens.
     """
     kinds = Counter(batch)
     if len(kinds) == 1:

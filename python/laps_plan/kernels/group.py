@@ -1,16 +1,18 @@
 """Profiles of groups of data-parallel attention ranks with expert parallelism, on eight H200.
 
-    python -m laps_plan.kernels.group     write them again, in their place
+    python -m laps_plan.kernels.group     write the profiles again, in place
 
-DeepSeek-V3's kernels are those that AIConfigurator 0.12.0 ships for SGLang's wide expert parallelism on H200, FP8, read
-by hand, for its estimates know no own part of a rank: ``wideep_context_mla`` (fa3), ``wideep_context_moe`` (8 ranks,
-power law 1.01), ``wideep_deepep_normal`` (24 SMs), and the projections as GEMM. Times SLACK, so that full steps give
-55,500, 54,000 and 51,200 tokens/s a node for prompts of 1,024, 2,048 and 4,096 tokens; LMSYS has published 52,300 for
-2,048 and 50,300 for 4,096 (8 H100 a node, 32 experts' ranks). Assumed and not measured: unpacking of a history
-(roofline: reading the packed cache, writing and reading K and V), all floors, the host.
+DeepSeek-V3's kernels are those that AIConfigurator 0.12.0 ships for SGLang's wide expert parallelism on H200, FP8:
+``wideep_context_mla`` (fa3), ``wideep_context_moe`` (8 ranks, power law 1.01), ``wideep_deepep_normal`` (24 SMs), and
+the projections as GEMM. They are read by hand, because AIConfigurator's estimates do not separate the own part of a
+rank. Times SLACK, so that full steps give 55,500, 54,000 and 51,200 tokens/s a node for prompts of 1,024, 2,048 and
+4,096 tokens; LMSYS has published 52,300 for 2,048 and 50,300 for 4,096 (8 H100 a node, 32 expert ranks). Assumed and
+not measured: unpacking of a history (roofline: reading the packed cache, writing and reading K and V), all floors, the
+host.
 
-Qwen3-235B-A22B-FP8 is fitted to its estimates (sglang 0.5.14, attention DP 8, expert parallelism 8; 16 to 8,192 new
-tokens a rank, histories up to 32,768), which name the parts of a step, times the same SLACK. The host is assumed.
+Qwen3-235B-A22B-FP8 is fitted to AIConfigurator's estimates (sglang 0.5.14, attention DP 8, expert parallelism 8; 16 to
+8,192 new tokens a rank, histories up to 32,768), which separate the parts of a step, times the same SLACK. The host is
+assumed.
 """
 
 from __future__ import annotations
@@ -26,27 +28,26 @@ from laps_plan.profile import FOLDER, Profile
 RANKS = 8
 SLACK = 1.25
 HOST_S, STEP_HOST_S = 0.008, 0.004
-"""Host time of every step: launches and the meeting of ranks; the scheduler's own. Assumed (seconds)."""
+"""Assumed host time of every step (seconds): for launches and synchronising the ranks; for the scheduler."""
 PROJECTIONS, EXCHANGE, SHARED = 25.6e-6, 24.9e-6, 12.5e-6
-"""Own part per token (seconds, SLACK included): projections of attention; DeepEP's dispatch and combine; the shared
-expert and norms."""
+"""Own part per token (seconds, SLACK included): projections; DeepEP's dispatch and combine; shared expert and norms."""
 PAIR, PACKED_PAIR = 7.9e-9, 33e-9
-"""A query on a key in all layers (seconds): K and V unpacked; absorbed, on the packed cache."""
+"""Attention of a query to a key in all layers (seconds): with K and V unpacked; absorbed, on the packed cache."""
 UNPACK = 4.4e-6
-"""A cached token, in each chunk anew (seconds)."""
+"""Time to unpack one cached token, again in each chunk (seconds)."""
 EXPERTS = 75.6e-6
-"""Experts per token on one of the devices (seconds)."""
+"""Time of the experts per token on one device (seconds)."""
 
 
 QWEN_TOKEN, QWEN_PAIR, QWEN_EXPERTS = 43.4e-6, 2.3e-9, 122e-6
-"""Own part per token: projections, norms, router, dispatch and combine; attention per L (L + 2H), over K and V as they
-lie in the cache; experts per token on one of the devices (seconds, without SLACK)."""
+"""Own part per token: projections, norms, router, dispatch and combine; attention per L (L + 2H), over K and V as
+stored in the cache; experts per token on one device (seconds, without SLACK)."""
 QWEN_OWN_S, QWEN_EXPERTS_S = 0.012, 0.0115
-"""Time of the own part however few tokens there are, beside what they add; least time of the experts (seconds)."""
+"""Fixed time of the own part, added to its time per token; least time of the experts (seconds, without SLACK)."""
 
 
 def deepseek() -> Profile:
-    """DeepSeek-V3, eight ranks of one device each."""
+    """Return the profile of DeepSeek-V3 on eight ranks of one device each."""
     group = GroupCost(
         ranks=RANKS,
         fixed=HOST_S,
@@ -71,7 +72,7 @@ def deepseek() -> Profile:
 
 
 def qwen() -> Profile:
-    """Qwen3-235B-A22B-FP8, eight ranks of one device each."""
+    """Return the profile of Qwen3-235B-A22B-FP8 on eight ranks of one device each."""
     group = GroupCost(
         ranks=RANKS,
         fixed=HOST_S + SLACK * QWEN_OWN_S,
@@ -108,7 +109,7 @@ def _profile(name: str, source: str, layers: int, group: GroupCost, details: dic
 
 
 def main() -> int:
-    """Write them."""
+    """Write both profiles."""
     for made in (deepseek(), qwen()):
         made.save(FOLDER / f"{made.name}.json")
     return 0

@@ -1,1 +1,1 @@
-"""The planner: traffic in; what LAPS would bring, and the flags for it, out."""
+"""Planner: predicts from traffic what LAPS would gain, and recommends flags."""

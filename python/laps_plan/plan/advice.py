@@ -1,4 +1,4 @@
-"""Recommendation: flags that bring more than chance, and LAPS only where no stock policy is as good."""
+"""Recommendation: flags that gain more than chance, and LAPS only if no stock policy is as good."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from laps_plan.plan.setup import LAPS, STOCK, Question, Setup, compared
 from laps_plan.plan.trials import Trials
 
 GAIN = 0.95
-"""A ratio that is below this with its whole interval is a gain."""
+"""A ratio is a gain if its whole confidence interval is at most this."""
 IN_TIME_GAIN = 0.01
-"""A rise of the share in time that is above this with its whole interval is one too."""
+"""A rise of the share in time is a gain if its whole confidence interval is at least this."""
 HARM = 1.05
-"""Most that a flag may cost any figure, and LAPS the short P90 and the mean TTFT (ratio)."""
+"""Largest ratio that a flag may cause in any figure, and LAPS in the short P90 and the mean TTFT."""
 LONG_HARM = 1.5
-"""Most that LAPS may cost the P90 of long requests (ratio)."""
+"""Largest ratio that LAPS may cause in the P90 of long requests."""
 RULE = (
     f"LAPS is recommended where, against each stock policy, the P90 of short requests or the mean TTFT is at least "
     f"{1 - GAIN:.0%} lower beyond chance (95% interval over parts of the traffic), neither of the two is more than "
@@ -28,7 +28,7 @@ PAYS, TRADE, SAME, WORSE = "pays", "a trade", "no difference", "worse"
 TUNED = "laps, tuned"
 CHUNKS = (2048, 4096, 8192)
 RANK_CHUNKS = (512, 1024, 2048, 4096, 8192)
-"""The same of each data-parallel attention rank."""
+"""Chunks that are tried for each data-parallel attention rank (tokens)."""
 TRIED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "waiting window": (("none", {"wait_window_ms": 0.0}), ("20 ms", {"wait_window_ms": 20.0})),
     "guard": (("0.1", {"guard": 0.1}), ("0.5", {"guard": 0.5})),
@@ -40,22 +40,22 @@ TRIED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("auto", {"length_threshold": "auto"}),
     ),
 }
-"""Values of LAPS's flags that are tried beside the defaults."""
+"""Values of LAPS's flags that are tried in addition to the defaults."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A flag with another value than the default, all else alike."""
+    """One flag with another value than its default, all other flags unchanged."""
 
     flag: str
     value: str
     setup: Setup
     change: Change
-    """Against the default."""
+    """Figures of ``setup`` relative to those of the default."""
 
     @property
     def verdict(self) -> str:
-        """Return in a word if it is worth a flag."""
+        """Return the verdict on the flag: PAYS, TRADE, SAME or WORSE."""
         if not gains(self.change):
             return WORSE if harms(self.change) else SAME
         return TRADE if harms(self.change) else PAYS
@@ -68,13 +68,13 @@ class Advice:
     laps: Setup
     """LAPS with the flags that pay, or with its defaults."""
     stock: Setup
-    """The best of the stock policies, with the chunk that suits it."""
+    """Best stock policy, with its best chunk size."""
     recommended: bool
-    """LAPS is; else ``stock`` is as good."""
+    """True if LAPS is recommended; False if ``stock`` is as good."""
     setups: list[Setup]
-    """All that stand side by side on the whole traffic."""
+    """All setups that are compared on the whole traffic."""
     against: dict[str, Change]
-    """``laps`` against each other one of them, by name: what the tables show and the verdict is made of."""
+    """Figures of ``laps`` relative to each other setup, by name; basis of the tables and the verdict."""
     trials: list[Trial]
 
     @property
@@ -84,19 +84,19 @@ class Advice:
 
 
 def gains(change: Change) -> bool:
-    """Return True if something is better by more than chance."""
+    """Return True if short P90, mean TTFT or share in time is better by GAIN or IN_TIME_GAIN, beyond chance."""
     faster = any(change.ratios[name].high <= GAIN for name in ("short P90", "mean TTFT") if name in change.ratios)
     return faster or (change.in_time is not None and change.in_time.low >= IN_TIME_GAIN)
 
 
 def harms(change: Change) -> bool:
-    """Return True if something is worse by more than a flag may cost, and by more than chance."""
+    """Return True if a figure is worse by more than a flag may cause, beyond chance."""
     slower = any(ratio.middle > HARM and ratio.low > 1.0 for ratio in change.ratios.values())
     return slower or (change.in_time is not None and change.in_time.high < -IN_TIME_GAIN)
 
 
 def beats(change: Change) -> bool:
-    """Return True if LAPS is to be preferred to a stock policy: RULE."""
+    """Return True if LAPS is better than a stock policy according to RULE."""
     limits = {"short P90": HARM, "mean TTFT": HARM, "long P90": LONG_HARM}
     slower = any(ratio.middle > limits[name] for name, ratio in change.ratios.items())
     later = change.in_time is not None and change.in_time.middle < -IN_TIME_GAIN
@@ -104,10 +104,10 @@ def beats(change: Change) -> bool:
 
 
 def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
-    """(flag, value, setup) of LAPS, each with one change."""
+    """Yield (flag, value, setup) of LAPS, each with one change from the defaults."""
     base = question.setup(LAPS)
     if question.ranks > 1:
-        # One plan for all ranks: it sizes its own steps, and has neither a window nor a threshold.
+        # The joint plan of all ranks sizes its own steps, and has neither a window nor a threshold.
         yield from (("guard", value, base.but(**knobs)) for value, knobs in TRIED["guard"])
         yield "slices", "none", base.but(slice_ms=0.0)
         return
@@ -122,18 +122,18 @@ def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
 
 
 def runs(question: Question) -> int:
-    """Simulations of all stretches that ``advise`` makes at most."""
+    """Return the maximum number of simulations of all stretches that ``advise`` makes."""
     return len(list(variations(question))) + 2 + len(STOCK) * (1 + len(chunks(question)))
 
 
 def chunks(question: Question) -> tuple[int, ...]:
-    """Values of ``--chunked-prefill-size`` that stock policies are tried with."""
+    """Return the values of ``--chunked-prefill-size`` with which stock policies are tried."""
     return CHUNKS if question.ranks == 1 else tuple(question.ranks * each for each in RANK_CHUNKS)
 
 
 def advise(trials: Trials) -> Advice:
-    """Small searches on stretches propose: one flag at a time, then those that pay together. The whole traffic
-    decides."""
+    """Return the recommendation. Small searches on stretches propose flags: one at a time, then the paying flags
+    together. The whole traffic decides."""
     question = trials.question
     base = question.setup(LAPS)
     figures = trials.stretches(base)
@@ -155,7 +155,7 @@ def advise(trials: Trials) -> Advice:
 
 
 def best_chunk(trials: Trials, setup: Setup) -> Setup:
-    """A stock policy with the chunk at which it pays to leave the default."""
+    """Return a stock policy with the best chunk that pays against the default chunk, else with the default chunk."""
     default = trials.stretches(setup)
     others = [setup.but(f"{setup.policy}, chunk {c}", chunk=c) for c in chunks(trials.question) if c != setup.chunk]
     paying = [s for s in others if gains(c := Change.of(trials.stretches(s), default)) and not harms(c)]
@@ -163,7 +163,7 @@ def best_chunk(trials: Trials, setup: Setup) -> Setup:
 
 
 def together(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
-    """LAPS with the best paying value of each flag, if they pay together; else with the best of them alone."""
+    """Return LAPS with the best paying value of each flag, if these pay together; else with the best single value."""
     best: dict[str, Trial] = {}
     for trial in sorted(tried, key=lambda trial: mean(trials, trial.setup)):
         if trial.verdict == PAYS:
@@ -182,6 +182,6 @@ def together(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
 
 
 def mean(trials: Trials, setup: Setup) -> float:
-    """Mean TTFT over the stretches (seconds)."""
+    """Return the mean TTFT over the stretches (seconds)."""
     found = trials.stretches(setup)
     return sum(f.mean_s for f in found) / len(found)

@@ -1,4 +1,4 @@
-"""One question answered: everything that the tables, the page and the JSON tell."""
+"""Answer to one question: all data of the tables, the page and the JSON."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 POINTS = 200
 """Points of a curve of the page."""
 HOSTS = (0.5, 2.0)
-"""Factors on the host's times that are tried."""
+"""Factors by which the host's times are multiplied."""
 
 
 @dataclass
 class Side:
-    """One of the setups that stand side by side, on the whole traffic."""
+    """Results of one of the compared setups on the whole traffic."""
 
     setup: Setup
     figures: Figures
     change: Change | None
-    """Change from it to the LAPS that is advised; None: it is that."""
+    """Change from this setup to the advised LAPS setup; None for the advised setup itself."""
     curves: dict[str, list[float]]
     """TTFT (ms) by class, at even steps of the share of requests."""
     reach: Reach
     servers: int | None
-    """Needed for the objective; None = not found."""
+    """Servers needed for the objective; None = not found."""
 
 
 @dataclass
 class Answer:
-    """All of it."""
+    """Results of all simulations for a question."""
 
     question: Question
     traffic: Traffic
-    """Traffic as it was simulated, in order of time."""
+    """Traffic as simulated, in order of time."""
     capacity: float
-    """Requests per second that one server can do at most."""
+    """Maximum requests per second of one server."""
     load: float
-    """Offered work over what the servers can do."""
+    """Offered work divided by the capacity of the servers."""
     hopeless: float
-    """Share of the requests that are late even alone on an idle server (0..1)."""
+    """Share of the requests that are late even if alone on an idle server (0..1)."""
     sides: list[Side]
     advice: Advice
     hosts: dict[float, Change]
-    """LAPS against the best stock policy, by the factor on the host's times."""
+    """Figures of LAPS relative to the best stock policy, by the factor on the host's times."""
     searched: int
-    """Requests of each search for flags."""
+    """Requests simulated for each setup in the search for flags."""
     seconds: float
-    """That it took."""
+    """Time that the simulations took."""
 
 
 def total(trials: Trials) -> int:
-    """Requests that ``answer`` simulates at most."""
+    """Return the maximum number of requests that ``answer`` simulates."""
     question = trials.question
     sides = len(compared(question)) + 1 + len(STOCK)
     tried, loaded = (sum(map(len, parts)) for parts in (trials.parts, trials.loaded(question.servers)))
@@ -71,7 +71,7 @@ def total(trials: Trials) -> int:
 
 
 def answer(trials: Trials) -> Answer:
-    """Simulate all that is asked."""
+    """Simulate all setups, and return the answer."""
     begin = time.monotonic()
     question = trials.question
     advice = advise(trials)
@@ -100,7 +100,7 @@ def _curve(sample: Sample, kind: str) -> list[float]:
 
 
 def host(profile: Profile, factor: float) -> Profile:
-    """The same device beside a host that takes ``factor`` times as long for everything."""
+    """Return the profile with all host times except those of launches multiplied by ``factor``."""
     names: Sequence[str] = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s")
     return replace(profile, **{name: factor * getattr(profile, name) for name in names})
 

@@ -1,5 +1,5 @@
-"""``laps-plan --colocated``: LAPS on servers that prefill and decode, against SGLang's settings for them, and against
-as many devices in prefill and decode servers."""
+"""``laps-plan --colocated``: LAPS on servers that prefill and decode, compared with SGLang's settings for such servers,
+and with the same number of devices split into prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from laps_plan.table import Table
 from laps_plan.traffic.job import LONG, SHORT, Job
 
 SAME = 0.03
-"""Rates that differ by less are alike: they are found no better."""
+"""Relative difference below which two rates count as equal; the search for a rate is no more precise."""
 TRIED = 2
-"""Stock settings whose highest rate is looked for."""
+"""Number of stock settings whose highest rate is searched."""
 
 
 @dataclass
 class Against:
-    """The highest rates (requests per second) of as many devices, colocated and disaggregated."""
+    """Highest rates (requests per second) of the same number of devices, colocated and disaggregated."""
 
     what: str
-    """Difference from the question, in words; empty = none."""
+    """Difference from the question, in words; empty if none."""
     laps: float
     apart: float
-    """Prefill servers under LAPS, and decode servers."""
+    """Rate of prefill servers under LAPS, and decode servers."""
     split: int
-    """So many prefill servers were best."""
+    """Number of prefill servers in the best split."""
 
     @property
     def word(self) -> str:
-        """How the colocated ones are, before "prefill and decode servers"."""
+        """Return the rating of colocated servers, to be followed by "prefill and decode servers"."""
         return (
             "better than" if self.ratio > 1.0 + SAME else "not better than" if self.ratio < 1.0 - SAME else "as good as"
         )
 
     @property
     def ratio(self) -> float:
-        """Colocated over disaggregated; infinite where the latter cannot do it at all."""
+        """Return the colocated over the disaggregated rate; infinite if only the latter is 0, and 1 if both are 0."""
         return self.laps / self.apart if self.apart else float("inf") if self.laps else 1.0
 
 
 @dataclass
 class Answer:
-    """All that is told."""
+    """Results of all simulations for a question."""
 
     trials: Trials
     rows: list[Row]
     laps: Row
     """LAPS with its defaults."""
     changes: dict[str, tuple[Row, Change]]
-    """By figure: the best of the stock settings whose streams wait no longer, and LAPS against it."""
+    """By figure: the best stock setting of ``even``, and the figures of LAPS relative to that setting."""
     devices: int
-    """In the comparison with disaggregation."""
+    """Number of devices in the comparison with disaggregation."""
     rates: dict[str, tuple[Serving, float]]
-    """LAPS, stock, and stock with prefill and decode servers apart: the best way of each, and its highest rate."""
+    """Best setting and its highest rate: of LAPS, of stock, and of stock with separate prefill and decode servers."""
     cases: list[Against]
-    """The question, then others like it."""
+    """Comparisons for the question, then for variations of the question."""
 
     @property
     def recommended(self) -> bool:
-        """Return True if LAPS is better than stock here: RULE."""
+        """Return True if LAPS is better than stock according to RULE."""
         found = [self.changes[f][1].ratios.get(f) for f in (f"{SHORT} P90", "mean TTFT")]
         known = [ratio for ratio in found if ratio is not None]
         gains = any(ratio.high < GAIN for ratio in known) and all(ratio.low <= HARM for ratio in known)
@@ -84,7 +84,7 @@ RULE = (
 
 
 def answer(trials: Trials) -> Answer:
-    """Simulate all of it."""
+    """Simulate all settings, and return the answer."""
     q = trials.question
     laps = trials.row(Serving(LAPS))
     rows = [laps, trials.row(q.laps()), trials.row(q.laps_in_time()), *(trials.row(s) for s in stock())]
@@ -95,7 +95,7 @@ def answer(trials: Trials) -> Answer:
         changes[figure] = rival, trials.change(laps, rival)
     devices = max(2, q.servers)
     jobs = trials.traffic.jobs
-    # Of those with the most in time now, the one that can be given the most.
+    # Settings with the most requests in time; _most picks the setting with the highest rate.
     good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))[:TRIED]
     apart = [replace(DEFAULT, prefill=n) for n in splits(trials, jobs, devices)]
     own = _most(trials, [q.laps(), q.laps_in_time()], devices)
@@ -106,7 +106,7 @@ def answer(trials: Trials) -> Answer:
 
 
 def _most(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Serving, float]:
-    """The one of these that can be given the most, and how much."""
+    """Return the setting with the highest rate, and this rate."""
     found = [(s, trials.highest(s, trials.question, devices)) for s in servings]
     return max(found, key=lambda one: one[1])
 
@@ -136,7 +136,7 @@ def _cases(trials: Trials, own_way: Callable[[Question], Serving], asked: float,
 
 
 def traffic(a: Answer) -> list[str]:
-    """Return what was asked, a sentence each."""
+    """Return the traffic and the question, one sentence each."""
     jobs, q = a.trials.traffic.jobs, a.trials.question
     mean = {name: sum(getattr(j, name) for j in jobs) / len(jobs) for name in ("new", "cached", "output")}
     servers = "1 server" if q.servers == 1 else f"{q.servers} servers"
@@ -153,7 +153,7 @@ def traffic(a: Answer) -> list[str]:
 
 
 def side_by_side(a: Answer) -> Table:
-    """All ways to serve the traffic; stock settings by the share in time, then by mean TTFT."""
+    """Return the table of all settings; stock settings by the share in time, then by mean TTFT."""
     heads = ["", "between tokens P50", "P99", "longest", "short P50", "P90", "P99", "long P50", "P90", "P99", "mean",
              "answers/s", "in time"]  # fmt: skip
     own = [r for r in a.rows if r.serving.policy == LAPS]
@@ -175,7 +175,7 @@ def _row(r: Row) -> list[str]:
 
 
 def hindsight(a: Answer) -> Table:
-    """LAPS against the best of stock in each figure."""
+    """Return the table of LAPS against the best stock setting in each figure."""
     rows = []
     for figure, (rival, change) in a.changes.items():
         interval = str(change.ratios[figure]) if figure in COMPARED and figure in change.ratios else ""
@@ -190,7 +190,7 @@ def hindsight(a: Answer) -> Table:
 
 
 def hardware(a: Answer) -> Table:
-    """The highest rates of as many devices."""
+    """Return the table of the highest rates of the same number of devices."""
     rows = []
     for case in a.cases:
         apart = f"{case.split} + {a.devices - case.split}"
@@ -206,7 +206,7 @@ def hardware(a: Answer) -> Table:
 
 
 def verdict(a: Answer) -> list[str]:
-    """Return what to do and what to buy, a sentence each."""
+    """Return sentences that say what to run and what to buy."""
     ratios = ", ".join(
         f"{figure} x {a.laps.value(figure) / a.changes[figure][0].value(figure):.2f}"
         for figure in (f"{SHORT} P90", f"{LONG} P90", "mean TTFT", "answers/s")
@@ -229,7 +229,7 @@ def verdict(a: Answer) -> list[str]:
 
 
 def _question(a: Answer) -> str:
-    """When are colocated servers with LAPS better than prefill and decode servers?"""
+    """Return sentences that say when colocated servers with LAPS are better than prefill and decode servers."""
     asked, *others = a.cases
     count = "Two" if a.devices == 2 else str(a.devices)
     said = (
@@ -251,13 +251,13 @@ def _split(prefill: int, devices: int) -> str:
 
 
 def text(a: Answer) -> str:
-    """All that is printed."""
+    """Return the text that is printed."""
     tables = [side_by_side(a), hindsight(a), hardware(a)]
     return "\n\n".join(["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(verdict(a))]) + "\n"
 
 
 def as_dict(a: Answer) -> dict[str, Any]:
-    """The same for programs (JSON-ready). Times in seconds."""
+    """Return the answer for programs (JSON-ready). Times in seconds."""
     q = a.trials.question
 
     def row(r: Row) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""``laps-plan``: what LAPS would bring for some traffic on some device, before anything is installed.
+"""``laps-plan``: predict what LAPS would gain for given traffic on a given device, before anything is installed.
 
     laps-plan trace.jsonl --servers 4 --ttft-ms 400,4000
     laps-plan --mix "95% lmsys:256, 5% log:1024-8192" --load 0.7
-    laps-plan trace.jsonl --colocated --tbt-ms 100      servers that decode, too
-    laps-plan --replay http://prefill:30000             what that server's last minute would have been elsewhere
+    laps-plan trace.jsonl --colocated --tbt-ms 100      servers that also decode
+    laps-plan --replay http://prefill:30000             the last minute of that server under other policies
 
 Everything is simulated, on this machine, without a GPU.
 """
@@ -35,13 +35,13 @@ LOAD = 0.7
 """Load of a mix without --rate and --load."""
 ANSWERS = "100% log:32-512"
 WHOLE = 2000
-"""Requests of whole answers, for each server."""
+"""Maximum requests per server if whole answers are simulated."""
 FEWEST = 60
-"""Requests that can be judged."""
+"""Minimum requests for an answer."""
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0. Raises ArgumentTypeError or ValueError."""
     value = float(text)
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number > 0")
@@ -49,7 +49,7 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Return a whole number above 0. Raises ArgumentTypeError or ValueError."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number >= 1")
@@ -57,7 +57,7 @@ def count(text: str) -> int:
 
 
 def objective(text: str) -> tuple[float, float]:
-    """(short, long) in seconds, of one number or two in milliseconds."""
+    """Return (short, long) in seconds, from one number or two numbers in milliseconds."""
     values = [positive(part) / 1e3 for part in text.split(",")]
     if len(values) > 2:
         raise argparse.ArgumentTypeError(f"{text} is not MS or SHORT_MS,LONG_MS")
@@ -126,12 +126,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 2, and one line, where the input cannot be used."""
+    """Run the command. Return exit code 2, and print one line, if the input cannot be used."""
     made = parser()
     args = made.parse_args(argv)
     if args.replay is not None:
         return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
-    if find_spec("matplotlib") is None:  # of all that it needs, a server's environment lacks this
+    if find_spec("matplotlib") is None:  # a server's environment lacks matplotlib
         print("laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
         return 2
     if args.colocated:
@@ -220,7 +220,7 @@ def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> T
 
 
 def _load(args: argparse.Namespace) -> float:
-    """Return the load for traffic without times. Raises ValueError if it is that of a file."""
+    """Return the load for traffic without times. Raises ValueError if the traffic is a file."""
     if args.mix is None:
         raise ValueError(f"{args.file} has no times: give --rate or --load")
     return LOAD

@@ -1,4 +1,4 @@
-"""Figures of one simulation, and differences of two beyond chance."""
+"""Figures of one simulation, and differences between two simulations beyond chance."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ assert LapsConfig().length_threshold == THRESHOLD
 
 @dataclass
 class Sample:
-    """The answered requests of a simulation by arrival, as columns. Times in seconds, lengths in tokens."""
+    """Answered requests of a simulation in order of arrival, as columns. Times in seconds, lengths in tokens."""
 
     at: Floats
     ttft: Floats
     new: Floats
     lone: Floats
-    """TTFT alone on an idle server."""
+    """TTFT of each request alone on an idle server."""
 
     @property
     def mean_s(self) -> float:
@@ -40,7 +40,7 @@ class Sample:
 
     @classmethod
     def of(cls, outcome: Outcome) -> Sample:
-        """All that was answered."""
+        """Return all answered requests of a simulation."""
         record = outcome.record
         at, ttft, new, cached = (np.array(c, dtype=float) for c in (record.at, record.ttft, record.new, record.cached))
         order = np.argsort(at, kind="stable")
@@ -48,12 +48,12 @@ class Sample:
         return cls(at[order], ttft[order], new[order], alone[order])
 
     def since(self, begin_s: float, end_s: float = math.inf) -> Sample:
-        """Return the requests that came from ``begin_s`` on and before ``end_s``."""
+        """Return the requests that arrived from ``begin_s`` on and before ``end_s``."""
         mask = (self.at >= begin_s) & (self.at < end_s)
         return Sample(self.at[mask], self.ttft[mask], self.new[mask], self.lone[mask])
 
     def parts(self, n: int) -> list[Sample]:
-        """Return the sample cut into ``n`` parts at the same times whatever the policy was."""
+        """Return the sample cut into ``n`` parts, at the same times for every policy."""
         edges = [*np.linspace(self.at[0], self.at[-1], n + 1)[:-1].tolist(), math.inf]
         return [self.since(a, b) for a, b in pairwise(edges)]
 
@@ -64,17 +64,17 @@ class Figures:
 
     requests: int
     in_time: float
-    """Share of all (0..1)."""
+    """Share of all requests that are in time (0..1)."""
     mean_s: float
     slowdown: float
-    """Mean of TTFT over TTFT alone."""
+    """Mean ratio of TTFT to TTFT alone."""
     short: dict[str, float]
     """p50, p90, p99."""
     long: dict[str, float]
 
     @classmethod
     def of(cls, sample: Sample, question: Question) -> Figures:
-        """With the objectives of ``question``."""
+        """Return the figures of ``sample`` with the objectives of ``question``."""
         if not len(sample.ttft):
             return cls(0, 0.0, math.nan, math.nan, {}, {})
         short = sample.new <= THRESHOLD
@@ -89,7 +89,7 @@ class Figures:
         )
 
     def value(self, name: str) -> float:
-        """One of COMPARED; NaN where there is none."""
+        """Return one of COMPARED; NaN if the sample does not have it."""
         if name == "mean TTFT":
             return self.mean_s
         kind = self.short if name.startswith(SHORT) else self.long
@@ -97,7 +97,7 @@ class Figures:
 
 
 COMPARED = (f"{SHORT} P90", f"{LONG} P90", "mean TTFT")
-"""Figures whose ratios are told."""
+"""Figures whose ratios are reported."""
 
 
 def _quantiles(ttft: Floats) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _quantiles(ttft: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Between:
-    """A figure with the interval that holds it with SURE confidence."""
+    """A figure with its confidence interval (SURE)."""
 
     middle: float
     low: float
@@ -119,7 +119,7 @@ class Between:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Between | None:
-        """The mean of independent ``values``; None with fewer than two."""
+        """Return the mean of independent ``values`` with its interval; None with fewer than two finite values."""
         known = [v for v in values if math.isfinite(v)]
         if len(known) < 2:
             return None
@@ -133,13 +133,13 @@ class Change:
     """Ratios of the figures of one setup to those of another, on the same stretches of traffic."""
 
     ratios: dict[str, Between]
-    """By name in COMPARED, those that both have: below 1 is faster."""
+    """By name in COMPARED, for figures that both setups have; below 1 is faster."""
     in_time: Between | None
-    """Share in time, as a difference (1 = all)."""
+    """Difference of the shares in time (1 = all requests)."""
 
     @classmethod
     def of(cls, these: Sequence[Figures], those: Sequence[Figures]) -> Change:
-        """``these`` against ``those``, stretch by stretch."""
+        """Return the ratios of ``these`` to ``those``, stretch by stretch."""
         pairs = list(zip(these, those, strict=True))
         ratios: dict[str, Between] = {}
         for name in COMPARED:
@@ -150,6 +150,6 @@ class Change:
         return cls(ratios, Between.of([a.in_time - b.in_time for a, b in pairs]))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: [middle, low, high] of each."""
+        """Return [middle, low, high] of each figure (JSON-ready)."""
         shown = {**self.ratios, **({} if self.in_time is None else {"in time": self.in_time})}
         return {name: [b.middle, b.low, b.high] for name, b in shown.items()}

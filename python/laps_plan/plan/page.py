@@ -1,4 +1,4 @@
-"""The answer as one HTML page that needs nothing else, its pictures inside, and as JSON."""
+"""The answer as one self-contained HTML page with plots, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ svg { max-width: 100%; height: auto; } .note { color: #666; font-size: .9rem; }
 
 
 def page(a: Answer) -> str:
-    """All of it."""
+    """Return the whole page."""
     kind = "" if a.advice.recommended else " stock"
     parts = [
         "<h1>What LAPS would bring</h1>",
@@ -59,7 +59,7 @@ def page(a: Answer) -> str:
 
 
 def as_json(a: Answer) -> str:
-    """The same for programs. Times in seconds; null where there is no number."""
+    """Return the answer as JSON. Times in seconds; null for numbers that are not finite."""
     data = {
         "recommended": {"laps": a.advice.recommended, "flags": a.advice.setup.flags(), "pools": a.advice.setup.pools},
         "best_stock": {"policy": a.advice.stock.name, "flags": a.advice.stock.flags()},
@@ -122,7 +122,7 @@ def _paragraphs(lines: Sequence[str]) -> str:
 
 
 def _table(table: Table) -> str:
-    # tabulate escapes what stands in the cells.
+    # tabulate escapes the text of the cells.
     note = f'<p class="note">{html.escape(table.note)}</p>'
     return f"<h2>{html.escape(table.title)}</h2>{table.grid('html')}{note}"
 

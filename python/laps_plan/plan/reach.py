@@ -1,4 +1,4 @@
-"""How far a setup goes: the highest load at which enough requests are in time, and the servers that it takes."""
+"""Limits of a setup: the highest load at which enough requests are in time, and the number of servers needed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from laps_plan.plan.setup import IN_TIME, Setup
 from laps_plan.plan.trials import Trials
 
 LOADS = (0.4, 0.6, 0.75, 0.9, 1.0)
-"""Loads at which the curve is drawn in any case, as shares of what the servers can do."""
+"""Loads that are always simulated for the curve, as shares of what the servers can do."""
 HALVINGS = 4
-"""Steps between two of them to the highest load."""
+"""Bisection steps between two of LOADS."""
 STEPS = 4
-"""Numbers of servers that are tried beside the first."""
+"""Maximum numbers of servers that are tried after the first."""
 RUNS = len(LOADS) + HALVINGS
-"""Simulations of the highest load of one setup."""
+"""Maximum simulations for the highest load of one setup."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Reach:
     curve: list[tuple[float, float]]
     """(load, share in time), by load."""
     load: float
-    """The highest load found at which IN_TIME of the requests are in time; 0 = none."""
+    """The highest load found at which IN_TIME of each class are in time; 0 = none."""
     most: bool
-    """True if it is the highest that was tried: there may be more."""
+    """True if ``load`` is the highest load that was tried, so that the setup might reach more."""
 
 
 def highest(trials: Trials, setup: Setup, servers: int) -> Reach:
-    """By bisection between the loads tried, on the traffic's stretches with their times scaled."""
+    """Return the highest load, found by bisection between LOADS on stretches of the traffic with scaled times."""
     curve: dict[float, float] = {0.0: 1.0}
     for load in LOADS:
         curve[load] = trials.in_time(setup, load, servers)
@@ -50,14 +50,14 @@ def highest(trials: Trials, setup: Setup, servers: int) -> Reach:
 
 
 def servers_needed(trials: Trials, setup: Setup, load_each: float) -> int | None:
-    """The fewest servers with which IN_TIME of the traffic's requests are in time; None = not found.
+    """Return the fewest servers with which IN_TIME of each class are in time; None = not found.
 
-    ``load_each``: the highest load found for one setup like it, where the search begins.
+    ``load_each``: highest load found for the setup, from which the first number of servers is estimated.
     """
     if load_each <= 0.0:
         return None
     work = trials.traffic.rate / trials.capacity
-    # With fewer, what waits would grow for as long as the traffic lasts.
+    # With fewer servers the queue would grow for as long as the traffic lasts.
     least = max(2 if setup.pools else 1, math.ceil(work))
     n = max(least, math.ceil(work / load_each))
     best: int | None = None

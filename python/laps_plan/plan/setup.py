@@ -1,4 +1,4 @@
-"""The question, and the ways to serve that are compared."""
+"""The question, and the setups that are compared."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from laps_plan.profile import Profile
 STOCK = ("fcfs", "hrrn", "shortest-prefill-first")
 LAPS, POOLS, PAPER = "laps", "laps, pools", "laps, as published"
 IN_TIME = 0.9
-"""Share of the short and of the long requests that is to be in time."""
+"""Share of the short and of the long requests that must be in time."""
 
 
 @dataclass(frozen=True)
 class Objectives:
-    """On what the traffic is to be served, and when a first token is in time. Times in seconds."""
+    """Servers for the traffic, and objectives for the first token. Times in seconds."""
 
     profile: Profile
     servers: int
     short_s: float
     """Objective for the first token of a short request."""
     long_s: float
-    """The same of a long one."""
+    """Objective for the first token of a long request."""
 
 
 @dataclass(frozen=True)
 class Question(Objectives):
-    """On what and how well the traffic is to be served, on prefill servers."""
+    """Question about prefill servers: servers, objectives and chunk size."""
 
     chunk: int
-    """``--chunked-prefill-size`` (tokens), which data-parallel attention ranks divide."""
+    """``--chunked-prefill-size`` (tokens), divided among data-parallel attention ranks."""
 
     @property
     def ranks(self) -> int:
-        """Data-parallel attention ranks of each server, which run every step together; 1 = it has none."""
+        """Return the data-parallel attention ranks of each server, which run every step together; 1 = no such ranks."""
         return 1 if self.profile.group is None else self.profile.group.ranks
 
     def setup(self, policy: str) -> Setup:
-        """One with nothing but its policy."""
+        """Return the setup with this policy and default knobs."""
         return Setup(policy, self.chunk, ranks=self.ranks)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to serve."""
+    """One way to serve the traffic."""
 
     policy: str
     """One of STOCK, or LAPS."""
     chunk: int
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs of LAPS that are not its defaults."""
+    """Knobs of LAPS that differ from its defaults."""
     ranks: int = 1
     """Data-parallel attention ranks."""
     pools: bool = False
-    """Short and long pools behind the LAPS router; else the least load."""
+    """True for short and long pools behind the LAPS router; else a router picks the least load."""
 
     label: str = field(default="", compare=False)
-    """Name in the answer, where the policy does not say all."""
+    """Name in the answer, if the policy is not enough."""
 
     @property
     def name(self) -> str:
@@ -68,12 +68,12 @@ class Setup:
         return self.label or self.policy
 
     def but(self, label: str = "", **changes: Any) -> Setup:
-        """The same with another ``chunk`` or ``pools``, or with these knobs of LAPS."""
+        """Return this setup with another ``chunk`` or ``pools``, or with these knobs of LAPS."""
         chunk, pools = changes.pop("chunk", self.chunk), changes.pop("pools", self.pools)
         return replace(self, label=label, chunk=chunk, pools=pools, knobs={**self.knobs, **changes})
 
     def flags(self) -> str:
-        """How a prefill server is started so."""
+        """Return the flags that start a prefill server with this setup."""
         said = [f"--chunked-prefill-size {self.chunk}"]
         if self.ranks > 1:
             said += [f"--attn-dp-size {self.ranks}", "--disable-overlap-schedule"]
@@ -83,7 +83,7 @@ class Setup:
 
 
 def compared(question: Question) -> list[Setup]:
-    """Return the setups that stand side by side."""
+    """Return the setups that are compared."""
     names = [*STOCK, LAPS]
     found = [question.setup(name) for name in names]
     if question.ranks > 1:

@@ -1,4 +1,4 @@
-"""Simulations of setups: on all of the traffic, on stretches of it, at other loads."""
+"""Simulations of setups: on the whole traffic, on stretches of the traffic, at other loads."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 from laps_plan.traffic.streams import Trace, in_turn
 
 STRETCHES, STRETCH = 6, 1500
-"""Parts of the traffic that flags are tried on, and the requests of each."""
+"""Number of stretches of the traffic on which flags are tried, and the requests of each stretch."""
 LOADED, LOADED_STRETCH = 3, 2500
-"""The same where loads and numbers of servers are tried."""
+"""Number and requests of the stretches on which loads and numbers of servers are tried."""
 PARTS = 8
-"""The whole traffic is cut into so many, to tell what is chance."""
+"""Parts of the whole traffic, from which confidence intervals are computed."""
 PER_SERVER, FEWEST = 500, 200
-"""Requests of a stretch that each server has at least; and those of one that is costly to simulate."""
+"""Minimum requests of a stretch: for each server; in total, if requests are slow to simulate."""
 WHOLE_S, SEARCH_S = 12.0, 1.0
-"""Time for simulations of LAPS on all of the traffic, and on all stretches (seconds, about)."""
+"""Approximate time for simulations of LAPS on the whole traffic, and on all stretches (seconds)."""
 REQUEST_S, ROUND_S = 25e-6, 9e-6
-"""Simulating a request takes about so long, and each slice of a long one (seconds)."""
+"""Approximate time to simulate a request, and each slice of a long request (seconds)."""
 WARM = 0.1
-"""The first share of a stretch is not counted: it finds the servers idle."""
+"""First share of a stretch, which is not counted because the servers start idle."""
 TICK = 500
-"""Requests between two signs of progress."""
+"""Requests between two reports of progress."""
 
 SLICE_S = LapsConfig().slice_ms / 1e3
 
 Tell = Callable[[int], None]
-"""Told of so many requests that have been sent."""
+"""Callback that receives the number of requests sent since the last call."""
 
 
 class _Watched(Trace):
-    """A trace that tells how far it is."""
+    """A trace that reports its progress."""
 
     def __init__(self, rows: Sequence[Job], tell: Tell) -> None:
         super().__init__(rows)
@@ -69,7 +69,7 @@ class _Watched(Trace):
 
 
 def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
-    """``parts`` stretches of at most ``each`` consecutive jobs, evenly over all; fewer where there are too few."""
+    """Return ``parts`` stretches of at most ``each`` consecutive jobs, spread evenly; a single one if jobs are few."""
     each = min(each, len(jobs) // parts)
     if each < 2:
         return [list(jobs)]
@@ -79,13 +79,13 @@ def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
 
 @dataclass
 class Trials:
-    """Simulates, once each, and remembers."""
+    """Simulations of setups. Results on the whole traffic and on stretches are kept."""
 
     question: Question
     traffic: Traffic
     tell: Tell = lambda n: None
     capacity: float = 0.0
-    """Requests per second that one server can do at most."""
+    """Maximum requests per second of one server."""
     _known: dict[str, list[Figures]] = field(default_factory=dict)
     _wholes: dict[str, Sample] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class Trials:
         slices = float(np.sum(lone_s(self.question.profile, new, cached, None))) / SLICE_S
         self._each_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
         self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
-        # Offered all at once, stock fcfs runs nothing but full chunks: no order does more.
+        # If all requests arrive at once, stock fcfs runs only full chunks: no other order does more.
         waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
         jobs = [replace(job, at_s=0.0, after=None, goes_on=False) for job in waiting]
         profile = self.question.profile
@@ -106,7 +106,7 @@ class Trials:
 
     @property
     def load(self) -> float:
-        """Offered work over what the servers can do."""
+        """Return the offered work divided by the capacity of the servers."""
         return self.traffic.rate / (self.capacity * self.question.servers)
 
     def _affordable(self, seconds: float) -> int:
@@ -114,11 +114,11 @@ class Trials:
 
     @property
     def parts(self) -> list[list[Job]]:
-        """The stretches that flags are tried on."""
+        """Return the stretches on which flags are tried."""
         return self._spread(STRETCHES, STRETCH, self.question.servers)
 
     def loaded(self, servers: int) -> list[list[Job]]:
-        """The stretches that loads and numbers of servers are tried on."""
+        """Return the stretches on which loads and numbers of servers are tried."""
         return self._spread(LOADED, LOADED_STRETCH, servers)
 
     def _spread(self, parts: int, each: int, servers: int) -> list[list[Job]]:
@@ -126,19 +126,19 @@ class Trials:
         return spread(self.traffic.jobs, parts, each)
 
     def whole(self, setup: Setup) -> Sample:
-        """On all of the traffic."""
+        """Return the results on the whole traffic."""
         key = repr(replace(setup, label=""))
         if key not in self._wholes:
             self._wholes[key] = self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
         return self._wholes[key]
 
     def change(self, these: Setup, those: Setup) -> Change:
-        """``these`` against ``those`` on all of the traffic, part by part."""
+        """Return the ratios of ``these`` to ``those`` on the whole traffic, from its parts."""
         both = ([Figures.of(part, self.question) for part in self.whole(s).parts(PARTS)] for s in (these, those))
         return Change.of(*both)
 
     def stretches(self, setup: Setup, profile: Profile | None = None) -> list[Figures]:
-        """The figures of each stretch. ``profile``: another than the question's."""
+        """Return the figures of each stretch. ``profile``: profile instead of the question's."""
         key = repr((replace(setup, label=""), profile))
         if key not in self._known:
             parts = self.parts
@@ -148,14 +148,14 @@ class Trials:
         return self._known[key]
 
     def in_time(self, setup: Setup, load: float, servers: int) -> float:
-        """Share of the requests in time (0..1) at another load and number of servers: of the class that fares worse."""
+        """Return the share of requests in time (0..1) of the worse class, at another load and number of servers."""
         asked = replace(self.question, servers=servers)
         stretch = self.traffic.rate / (load * self.capacity * servers)
         due: Counter[str] = Counter()
         met: Counter[str] = Counter()
         for part in self.loaded(servers):
             jobs = stretched(part, stretch)
-            # Who has not been served by then is late, whatever comes; but sessions come later where servers are slow.
+            # A request not served by then is late anyway. But sessions send requests later if servers are slow.
             ends = all(job.after is None for job in jobs)
             until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s) if ends else math.inf
             sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(_warm(jobs))
@@ -182,11 +182,10 @@ class Trials:
 
 
 def _overlaps(profile: Profile) -> bool:
-    """Return True if its servers run SGLang's default loop: not where the host computes, nor where ranks step
-    together."""
+    """Return True if servers of this profile run the overlap loop: not if the host computes or ranks step together."""
     return profile.ahead and profile.group is None
 
 
 def _warm(jobs: Sequence[Job]) -> float:
-    """When the run-in ends."""
+    """Return the time from which requests are counted (seconds)."""
     return jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)

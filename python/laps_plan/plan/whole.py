@@ -1,4 +1,4 @@
-"""Whole answers, simulated: on servers that prefill and decode, and on servers of their own for each."""
+"""Simulations of whole answers, on servers that prefill and decode, and on separate servers for prefill and decode."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from laps_plan.traffic.streams import Trace, in_turn
 CHUNKS = (512, 1024, 2048, 4096, 8192)
 POLICIES = ("fcfs", "shortest-prefill-first")
 DEFAULT = Serving("fcfs")
-"""Stock as it is."""
+"""Stock SGLang with its defaults."""
 SAFE = 0.8
-"""LAPS is told this much of the objective for the time between tokens as its target: a step may be a slice late."""
+"""Share of the objective for the time between tokens that is LAPS's target, because a step can be a slice late."""
 PARTS = 8
-"""All of the traffic is cut into so many, to tell what is chance."""
+"""Parts of the whole traffic, from which confidence intervals are computed."""
 WARM = 0.1
-"""The first share of a simulation is not counted: it finds the servers idle."""
+"""First share of a simulation, which is not counted because the servers start idle."""
 STEPS, LEAST, MOST = 6, 0.2, 1.6
-"""Steps and range of a search for the highest rate: between these shares of what is estimated, to 3%."""
+"""Steps of a search for the highest rate, and its range as shares of the estimated capacity: to 3%."""
 SEARCH_WARM, DRAIN = 0.5, 0.05
-"""There the first share is not counted, for waits grow where more comes than can be done; and once nothing more comes,
-no prompt waits for longer than this share of the time before."""
+"""In such a search: first share of the time, which is not counted because overload makes waits grow over time; longest
+wait after the last arrival, as a share of the time before."""
 MOST_STREAMS = 256
-"""Streams of a decode step, where a capacity is estimated."""
+"""Streams of a decode step in estimates of a capacity."""
 
 
 def stock() -> list[Serving]:
-    """SGLang's settings that are compared."""
+    """Return the settings of SGLang that are compared."""
     found = [Serving(policy, chunk) for policy in POLICIES for chunk in CHUNKS]
     found += [replace(one, interval=1) for one in found]
     return found + [replace(one, mixed=True) for one in found if not one.interval]
@@ -49,7 +49,7 @@ def stock() -> list[Serving]:
 
 @dataclass(frozen=True)
 class Question(Objectives):
-    """The same for whole answers. Times in seconds."""
+    """Question about servers that also decode. Times in seconds."""
 
     tbt_s: float
     """Objective for the time between tokens."""
@@ -57,22 +57,22 @@ class Question(Objectives):
     """Tokens of context that a server's memory holds."""
 
     def laps(self, **knobs: Any) -> Serving:
-        """LAPS, told a target that is within the objective, and these knobs."""
+        """Return LAPS with a target within the objective for the time between tokens, and with these knobs."""
         return Serving(LAPS, knobs={"tbt_ms": round(1e3 * SAFE * self.tbt_s, 3), **knobs})
 
     def laps_in_time(self) -> Serving:
-        """The same, told when first tokens are due, too: whoever can wait does."""
+        """Return the setting of ``laps`` with deadlines for first tokens, so that requests with spare time wait."""
         due_ms = (1e3 * self.short_s, 1e3 * self.long_s)
         return self.laps(ttft_slo_ms=due_ms)
 
 
 @dataclass
 class Row:
-    """One way to serve all of the traffic. Times in seconds."""
+    """Results of one setting on the whole traffic. Times in seconds."""
 
     serving: Serving
     short: dict[str, float]
-    """TTFT after short prompts: p50, p90, p99; empty without any."""
+    """TTFT of short requests: p50, p90, p99; empty if there are none."""
     long: dict[str, float]
     mean: float
     tbt: dict[str, float]
@@ -80,12 +80,12 @@ class Row:
     rate: float
     """Answers per second."""
     in_time: float
-    """Share of the answers (0..1)."""
+    """Share of the answers that are in time (0..1)."""
     parts: list[Figures] = field(repr=False)
 
     @classmethod
     def of(cls, serving: Serving, answers: Answers, q: Question) -> Row:
-        """The figures of a simulation."""
+        """Return the results of a simulation."""
         ttft, short, logs = answers.ttft, answers.short, answers.logs
         alone = lone_s(q.profile, answers.new, np.zeros_like(answers.new), serving.chunk)
         sample = Sample(answers.at, ttft, answers.new, alone)
@@ -102,7 +102,7 @@ class Row:
         )
 
     def value(self, figure: str) -> float:
-        """One of FIGURES."""
+        """Return one of FIGURES."""
         return FIGURES[figure](self)
 
 
@@ -114,7 +114,7 @@ FIGURES: dict[str, Callable[[Row], float]] = {
     "in time": lambda r: r.in_time,
 }
 MORE = ("answers/s", "in time")
-"""Figures of which more is better."""
+"""Figures for which larger is better."""
 
 
 def _quantiles(ttft: Any) -> dict[str, float]:
@@ -124,22 +124,22 @@ def _quantiles(ttft: Any) -> dict[str, float]:
 
 
 def even(rows: Sequence[Row], laps: Row) -> list[Row]:
-    """Stock settings whose P99 between tokens is no longer than that of LAPS; else the one with the shortest."""
+    """Return the stock settings with a P99 between tokens no longer than that of LAPS; else the shortest."""
     others = [r for r in rows if r.serving.policy != LAPS]
     most = max(laps.tbt["p99"], min(r.tbt["p99"] for r in others))
     return [r for r in others if r.tbt["p99"] <= most]
 
 
 def best(rows: Sequence[Row], figure: str) -> Row:
-    """The best of these in one figure, in hindsight; where none has it, the first."""
+    """Return the best row in one figure, in hindsight; the first row if no row has the figure."""
     known = [r for r in rows if not math.isnan(r.value(figure))] or list(rows)
     return (max if figure in MORE else min)(known, key=lambda r: r.value(figure))
 
 
 def answered(traffic: Traffic, answers: Lengths, seed: int) -> Traffic:
-    """The traffic with lengths of answers; they are drawn where it tells none."""
+    """Return the traffic with lengths of answers, drawn from ``answers`` if the traffic has none."""
     if any(job.output > 1 for job in traffic.jobs):
-        # Their time is simulated here, and no part of the pause any more.
+        # The time of an answer is simulated here, so that it is not part of the pause any more.
         jobs = [
             job if job.after is None or not job.pause_s else replace(job, pause_s=_own_s(job, traffic.jobs[job.after]))
             for job in traffic.jobs
@@ -154,7 +154,7 @@ def _own_s(job: Job, before: Job) -> float:
 
 
 def device_s(profile: Profile, jobs: Sequence[Job]) -> tuple[float, float]:
-    """Device time of a mean request (seconds): its prompt in full chunks, its answer among MOST_STREAMS streams."""
+    """Return the mean device times of a prompt in full chunks and of an answer among MOST_STREAMS streams (seconds)."""
     new, cached, output = (
         np.array([getattr(j, name) for j in jobs], dtype=float) for name in ("new", "cached", "output")
     )
@@ -169,27 +169,27 @@ def device_s(profile: Profile, jobs: Sequence[Job]) -> tuple[float, float]:
 
 @dataclass
 class Trials:
-    """Simulates, and says how far it is."""
+    """Simulations of settings, with reports of progress."""
 
     question: Question
     traffic: Traffic
     seed: int = 0
     search: int = 900
-    """Requests of a simulation in a search, for each server."""
+    """Requests per server of a simulation in a search."""
     tell: Callable[[str], None] = lambda what: None
     capacity: float = field(init=False)
-    """Requests per second of one server, estimated."""
+    """Estimated requests per second of one server."""
 
     def __post_init__(self) -> None:
         self.capacity = 1.0 / sum(device_s(self.question.profile, self.traffic.jobs))
 
     @property
     def load(self) -> float:
-        """Offered work over what the servers can do, about."""
+        """Return the offered work divided by the estimated capacity of the servers."""
         return self.traffic.rate / (self.capacity * self.question.servers)
 
     def row(self, serving: Serving) -> Row:
-        """This way to serve all of the traffic."""
+        """Return the results of ``serving`` on the whole traffic."""
         self.tell(serving.name)
         jobs = self.traffic.jobs
         warm_s = jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)
@@ -197,12 +197,12 @@ class Trials:
         return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, seed=self.seed, warm_s=warm_s), q)
 
     def change(self, these: Row, those: Row) -> Change:
-        """``these`` against ``those``, part by part."""
+        """Return the ratios of ``these`` to ``those``, part by part."""
         return Change.of(these.parts, those.parts)
 
     def highest(self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job] | None = None) -> float:
-        """Requests per second that so many servers can be given, IN_TIME of each class being in time and all streams
-        finding memory; 0 = not even LEAST of what is estimated. ``jobs``: others than those of the traffic."""
+        """Return the highest rate (requests per second) at which IN_TIME of each class are in time and all streams find
+        memory; 0 if that is below LEAST of the estimate. ``jobs``: jobs instead of those of the traffic."""
         jobs = in_turn(list(self.traffic.jobs if jobs is None else jobs)[: self.search * servers])
         capacity = servers / sum(device_s(q.profile, jobs))
         span_s = jobs[-1].at_s - jobs[0].at_s
@@ -225,7 +225,7 @@ class Trials:
         begin_s, end_s = load[0].at_s, load[-1].at_s
         warm_s = begin_s + SEARCH_WARM * (end_s - begin_s)
         answers = serve(serving, Trace(load), q.profile, servers, seed=self.seed, warm_s=warm_s)
-        # Turns that wait for answers come later than that.
+        # Turns that wait for answers arrive after ``end_s``.
         if (answers.at + answers.ttft - np.maximum(answers.at, end_s)).max() > DRAIN * (end_s - begin_s):
             return False
         if max(log.most_context for log in answers.logs.logs) > q.kv_tokens:
@@ -236,7 +236,7 @@ class Trials:
 
 
 def splits(trials: Trials, jobs: Sequence[Job], servers: int) -> Iterator[int]:
-    """Numbers of prefill servers that suit the work: the two next to its share."""
+    """Yield the numbers of prefill servers next to the share of prefill in the work."""
     prompt, answer = device_s(trials.question.profile, jobs)
     wanted = servers * prompt / (prompt + answer)
     yield from sorted({min(servers - 1, max(1, n)) for n in (math.floor(wanted), math.ceil(wanted))})

@@ -15,11 +15,11 @@ from laps_plan.plan.trials import PARTS, STRETCHES
 from laps_plan.table import Table
 
 ACCURACY = Path(__file__).with_name("accuracy.json")
-"""How good the planner was: written from measurements, read here."""
+"""File with the measured accuracy of the planner."""
 
 
 class Case(msgspec.Struct, forbid_unknown_fields=True):
-    """One figure as it was planned and as emulated servers showed it (milliseconds)."""
+    """One figure as planned, and as measured on emulated servers (milliseconds)."""
 
     trace: str
     policy: str
@@ -32,12 +32,12 @@ class Accuracy(msgspec.Struct, forbid_unknown_fields=True):
     """Contents of ``accuracy.json``."""
 
     what: str
-    """How it was measured, in a sentence."""
+    """Method of the measurement, in a sentence."""
     cases: list[Case]
 
 
 def verdict(a: Answer) -> list[str]:
-    """Return what to do and why, a sentence each."""
+    """Return sentences that say what to run, and why."""
     best = a.advice.stock
     if a.advice.recommended:
         said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a)}."]
@@ -57,7 +57,7 @@ def verdict(a: Answer) -> list[str]:
 
 
 def told(a: Answer) -> str:
-    """The ratios of the best LAPS to the best stock policy."""
+    """Return the ratios of the advised LAPS setup to the best stock policy, as text."""
     change = a.advice.against[a.advice.stock.name]
     return ", ".join(f"{name} x {ratio}" for name, ratio in change.ratios.items()) or "too few requests to compare"
 
@@ -67,7 +67,7 @@ def _servers(n: int) -> str:
 
 
 def traffic(a: Answer) -> list[str]:
-    """Return what was asked, a sentence each."""
+    """Return the traffic and the question, one sentence each."""
     jobs, q = a.traffic.jobs, a.question
     short = sum(job.kind == "short" for job in jobs) / len(jobs)
     new, cached = sum(job.new for job in jobs), sum(job.cached for job in jobs)
@@ -82,7 +82,7 @@ def traffic(a: Answer) -> list[str]:
 
 
 def side_by_side(a: Answer) -> Table:
-    """All policies on the whole traffic."""
+    """Return the table of all setups on the whole traffic."""
     heads = ["", "short P50", "P90", "P99", "long P50", "P90", "P99", "mean", "slowdown", "in time", "highest load",
              "servers"]  # fmt: skip
     note = (
@@ -101,7 +101,7 @@ def _side(side: Side) -> list[str]:
 
 
 def against(a: Answer) -> Table:
-    """The LAPS that the verdict is about, over each of the others, on the whole traffic."""
+    """Return the table of the advised LAPS setup against each other setup, on the whole traffic."""
     rows = [[side.setup.name, *_changes(side.change)] for side in a.sides if side.change is not None]
     note = f"Ratios; below 1, LAPS is faster. In brackets the 95% interval over {PARTS} parts of the traffic."
     how = "with its defaults" if a.advice.laps.name == LAPS else "with the flags that pay"
@@ -116,7 +116,7 @@ def _changes(change: Change) -> list[str]:
 
 
 def flags(a: Answer) -> Table:
-    """Return a table of what each flag brings alone."""
+    """Return the table of the effect of each flag alone."""
     rows = [[f"{t.flag} {t.value}", *_changes(t.change), t.verdict] for t in a.advice.trials]
     note = (
         f"Each alone against the defaults, as ratios, on {a.searched:,} requests in {STRETCHES} stretches of the "
@@ -127,7 +127,7 @@ def flags(a: Answer) -> Table:
 
 
 def hosts(a: Answer) -> Table:
-    """Return a table of the same with the host time of the profile changed."""
+    """Return the table of LAPS against stock with other host times than the profile's."""
     rows = [[f"host x {factor:g}", *_changes(change)] for factor, change in a.hosts.items()]
     note = (
         f"{a.advice.laps.name} against {a.advice.stock.name}, where the host takes half or twice as long for "
@@ -138,7 +138,7 @@ def hosts(a: Answer) -> Table:
 
 
 def limits(a: Answer) -> list[str]:
-    """Return what is not known, a sentence each."""
+    """Return what the simulation leaves out or assumes, one sentence each."""
     return [
         "Decode servers and KV transfers are not simulated: a first token counts when its prefill ends.",
         "Memory is not: a server that runs out of KV serves fewer at a time.",
@@ -149,7 +149,7 @@ def limits(a: Answer) -> list[str]:
 
 
 def accuracy(path: Path = ACCURACY) -> str:
-    """How good the planner was against emulated servers, in a sentence."""
+    """Return the accuracy of the planner against emulated servers, in a sentence."""
     if not path.exists():
         return "Not compared yet with emulated servers."
     found = msgspec.json.decode(path.read_bytes(), type=Accuracy)
@@ -162,7 +162,7 @@ def accuracy(path: Path = ACCURACY) -> str:
 
 
 def text(a: Answer) -> str:
-    """All that is printed."""
+    """Return the text that is printed."""
     tables = [side_by_side(a), against(a), flags(a), hosts(a)]
     blocks = ["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(limits(a)), "\n".join(verdict(a))]
     return "\n\n".join(blocks) + "\n"

@@ -1,4 +1,4 @@
-"""``laps-plan --replay``: what the requests of a running server, or of a recording, would have waited elsewhere."""
+"""``laps-plan --replay``: simulation of the requests of a running server, or of a recording, under other policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laps_plan.traffic import recording as recordings
 from laps_plan.traffic.recording import Recording
 
 SLOWEST = 5
-"""Requests that are shown one by one."""
+"""Slowest requests that are shown one by one."""
 MEASURED = "measured"
 NOTE = (
     "Simulated: the recorded arrivals and the server's own latency model. The row {here!r} has the server's own "
@@ -25,8 +25,8 @@ NOTE = (
 
 
 def run(source: str, seconds: float, *, as_json: bool = False, record: Path | None = None) -> int:
-    """Replay a server's last seconds, or a recording at a path; print the outcome. Exit code 2, and one line, where
-    that is not possible."""
+    """Replay a server's last seconds, or a recording at a path, and print the outcome. Return exit code 2, and print
+    one line, if that is not possible."""
     try:
         found = fetch(source, seconds) if "://" in source else recordings.read(Path(source))
         if record is not None:
@@ -43,7 +43,7 @@ def run(source: str, seconds: float, *, as_json: bool = False, record: Path | No
 
 
 def as_dict(recording: Recording, replayed: list[Replayed]) -> dict[str, Any]:
-    """All of it, JSON-ready; times in milliseconds."""
+    """Return all results (JSON-ready). Times in milliseconds."""
     measured = [r.ttft_ms for r in recording.requests]
     rows = [(MEASURED, {}, measured), *((r.policy.name, r.policy.knobs, r.ttft_ms.tolist()) for r in replayed)]
     return {
@@ -61,8 +61,8 @@ def as_dict(recording: Recording, replayed: list[Replayed]) -> dict[str, Any]:
 
 
 def text(recording: Recording, replayed: list[Replayed]) -> str:
-    """Tables for people."""
-    # A server has what JSON needs, and this not.
+    """Return the results as tables for people."""
+    # A server's environment has the packages that JSON needs, but not those for tables.
     from laps_plan.table import Table
 
     measured = np.array([r.ttft_ms for r in recording.requests])

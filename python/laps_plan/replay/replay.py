@@ -1,4 +1,4 @@
-"""A recording under other policies: the same arrivals and the server's own latency model, simulated."""
+"""Simulation of a recording under other policies: with the same arrivals and the server's own latency model."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from laps_plan.traffic.recording import Head, Recorded, Recording
 from laps_plan.traffic.streams import Trace
 
 HERE = "here"
-"""The server's own policy."""
+"""Name of the server's own policy."""
 FEWEST = 10
-"""Requests that are worth a replay."""
+"""Minimum requests of a replay."""
 LAYERS = 32
-"""Layers of a server that does not tell."""
+"""Layers of a server whose recording does not state them."""
 UNLIMITED = 1 << 30
-"""A chunk of so many tokens is none."""
+"""Chunk size (tokens) from which on prompts are not chunked."""
 _UNUSED = ("profile", "graphs")
-"""Knobs that a simulation has no use for."""
+"""Knobs that a simulation does not use."""
 _QUICKEST = 0.1
-"""Quantile of times beyond the model's that stands for a request which waited for nothing."""
+"""Quantile of the time beyond the model's, taken as the time of a request that waited for nothing."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One way to serve. ``stock``: a policy of SGLang's; None: LAPS with these knobs."""
+    """One way to serve. ``stock``: a policy of SGLang; None: LAPS with these knobs."""
 
     name: str
     stock: str | None = None
@@ -51,7 +51,7 @@ class Replayed:
 
 
 def changes(config: LapsConfig) -> list[Policy]:
-    """Return the server's knobs, each changed alone where there is something to change."""
+    """Return policies that each change one of the server's knobs, except those that would change nothing."""
     own = {k: v for k, v in config.as_dict().items() if k not in _UNUSED}
     threshold = config.length_threshold
     wanted: list[tuple[str, Any]] = [
@@ -71,13 +71,13 @@ def changes(config: LapsConfig) -> list[Policy]:
 
 
 def policies(config: LapsConfig) -> list[Policy]:
-    """All policies that a recording is run under: SGLang's own, the server's, and changes of its knobs."""
+    """Return all policies under which a recording is run: SGLang's own, the server's, and changes of its knobs."""
     own = {k: v for k, v in config.as_dict().items() if k not in _UNUSED}
     return [*(Policy(name, name) for name in POLICIES), Policy(HERE, None, own), *changes(config)]
 
 
 def config_of(recording: Recording) -> LapsConfig:
-    """Knobs of the server. Raises ValueError (one line) where this release does not know them."""
+    """Return the knobs of the server. Raises ValueError (one line) if this release does not know them."""
     known: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in recording.head.config.items() if k not in _UNUSED
     }
@@ -88,16 +88,15 @@ def config_of(recording: Recording) -> LapsConfig:
 
 
 def profile_of(recording: Recording) -> Profile:
-    """Profile of the server: its own latency model, and the host's time around a step as far as the requests show
-    it."""
+    """Return the profile of the server: its own latency model, and the host's time as far as the requests show it."""
     head, requests = recording.head, recording.requests
     host = [r.host_ms for r in requests if r.host_ms is not None]
-    # While others have the device the host's time is hidden: what shows is that of requests which found it idle.
+    # Host time is hidden while other requests use the device: only requests that found it idle show host time.
     shown = [ms for ms in host if ms > 0.0]
     bare = Profile(
         name="recorded", source="a recording", coefficients=head.model, poll_s=5e-5,
         layers=head.layers or LAYERS, slices_launch_s=head.launch_s,
-        # Where launching takes time of its own the host is a slice ahead of the device.
+        # If launching takes time of its own, the host is a slice ahead of the device.
         ahead=head.launch_s > 0.0,
     )  # fmt: skip
     if host:
@@ -116,9 +115,9 @@ def replay(
     wanted: Sequence[Policy] | None = None,
     tell: Callable[[str], None] = lambda name: None,
 ) -> list[Replayed]:
-    """Simulate. `wanted`: None = all ``policies``. `tell`: called before each.
+    """Simulate the recording under the `wanted` policies; None = all ``policies``. `tell`: called before each policy.
 
-    Raises ValueError (one line) where the recording has too few requests, or its knobs are unknown.
+    Raises ValueError (one line) if the recording has too few requests, or its knobs are unknown.
     """
     if len(recording.requests) < FEWEST:
         raise ValueError(f"{len(recording.requests)} requests in the recording: at least {FEWEST} are needed")
@@ -146,13 +145,13 @@ def _ttft_ms(recording: Recording, policy: Policy, profile: Profile) -> Floats:
 
 
 def _job(i: int, r: Recorded) -> Job:
-    # The client's number says which request of the recording it is.
+    # The client's number is the index of the request in the recording.
     at_s = (r.arrival_ms + (r.before_ms or 0.0)) / 1e3
     return Job(at_s, r.new_tokens, r.cached_tokens, client=i, output=max(1, r.output_tokens))
 
 
 def quantiles(recording: Recording, ttft_ms: Sequence[float] | Floats) -> dict[str, dict[str, float]]:
-    """P50, P90 and mean of each class as it was recorded (milliseconds); without classes that have no request."""
+    """Return P50, P90 and mean (milliseconds) of each recorded class that has requests."""
     times, kinds = np.asarray(ttft_ms, dtype=float), np.array([r.cls for r in recording.requests])
     found: dict[str, dict[str, float]] = {}
     for cls in CLASSES:

@@ -1,4 +1,4 @@
-"""Recordings of a running server: what it tells of its last requests, and of itself."""
+"""Recordings of a running server, from its status and its latest receipts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIMEOUT_S = 30.0
 BEFORE: tuple[Cause, ...] = ("tokenizing", "decode_room", "host_load", "prefetch")
 AFTER: tuple[Cause, ...] = ("transfer", "answering", "decode_server")
 HOST: tuple[Cause, ...] = ("scheduling",)
-"""Causes that are not a matter of the policy: a replay keeps them as they were."""
+"""Causes independent of the policy. A replay keeps BEFORE and AFTER as recorded; HOST gives the profile's host time."""
 
 
 def fetch(url: str, seconds: float) -> Recording:
-    """Recording of the last seconds of the prefill server at ``url``, which is given the key in the environment
-    variable ``asking.KEY``, if there is one.
+    """Return a recording of the last seconds of the prefill server at ``url``, requested with the key in the
+    environment variable ``asking.KEY`` if it is set.
 
-    Raises ValueError, in one line, where it has none.
+    Raises ValueError (one line) if the server cannot be recorded.
     """
     said = _get(url, STATUS_ROUTE, dict[str, Any])
     receipts = _get(url, f"{RECEIPTS_ROUTE}?seconds={seconds:g}", Receipts).receipts
@@ -51,7 +51,7 @@ def fetch(url: str, seconds: float) -> Recording:
 
 
 def of_receipts(receipts: Collection[Receipt]) -> list[Recorded]:
-    """Requests of these receipts, without those that were aborted; the first arrives at 0."""
+    """Return the requests of these receipts, except those aborted or without a TTFT; the first arrives at 0."""
     done = sorted((r for r in receipts if not r.aborted and r.ttft_ms > 0.0), key=lambda r: r.arrived_s)
     return [
         Recorded(

@@ -1,1 +1,1 @@
-"""A discrete-event simulator of prefill servers: the policies are those that are served, only time is replaced."""
+"""Discrete-event simulator of prefill servers: LAPS runs the policy code of real servers, only time is replaced."""

@@ -1,7 +1,7 @@
 """Schedulers of servers that prefill and decode: SGLang's, and LAPS's.
 
-As SGLang's event loop, they merge the requests of a prefill batch into the running batch once it is launched, and run a
-prefill batch wherever there is one.
+Like SGLang's event loop, both merge the requests of a prefill batch into the running batch once the prefill batch is
+launched, and run a prefill batch whenever there is one, unless decode steps go first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laps_plan.sim.streams import Streams
 
 class StockColocated(AtOnce):
     """SGLang's policies. ``interval``: decode steps after each prefill batch (``--prefill-decode-interval``);
-    ``mixed``: a chunk and a decode step are one (``--enable-mixed-chunk``)."""
+    ``mixed``: a chunk and a decode step run as one step (``--enable-mixed-chunk``)."""
 
     def __init__(
         self, policy: str, chunk: int | None, device: Device, *, interval: int = 0, mixed: bool = False
@@ -66,8 +66,8 @@ class StockColocated(AtOnce):
 
 
 class LapsColocated(AtOnce, Laps):
-    """LAPS: decode steps, and short batches whose requests then stream along, in the pauses of long batches. It decides
-    at once, or a decode step would be late."""
+    """LAPS, which runs decode steps and short batches in the pauses of long batches; requests of these short batches
+    are decoded in the next steps. It decides at once, because a delay would make decode steps late."""
 
     def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, device: Device) -> None:
         super().__init__(config, chunk, model, device=device)
@@ -136,5 +136,5 @@ class LapsColocated(AtOnce, Laps):
             self.decode.ran(batch.begin, batch.end, streams=batch.streams, within=within)
             self.pacer.decoded(batch.begin, batch.end, below)
         if within:
-            # The paused batch goes on while the next decision is made.
+            # The paused batch continues while the next decision is made.
             self._between = bool(self._under_way)

@@ -1,4 +1,4 @@
-"""Servers that decode: with prefill in the same process, or without, and what stands before them."""
+"""Servers that decode, with or without prefill in the same process, and the balancer in front of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from laps_plan.sim.streams import Streams, TokenLog
 
 
 class DecodingServer(Server):
-    """One whose requests go on after their first token. It runs the overlap loop."""
+    """A server that decodes its requests after the first token. It runs the overlap loop."""
 
     def __init__(self, name: str, scheduler: Scheduler, device: Device, events: Events) -> None:
         super().__init__(name, scheduler, device, events, overlap=True)
         self.log = TokenLog()
 
     def take(self, now: float, request: Request) -> None:
-        """A request whose prompt was computed elsewhere comes to be decoded."""
+        """Accept for decoding a request whose prompt another server has computed."""
         self._ready(now, request)
 
     def _tell(self, reply: float, batch: Batch) -> None:
@@ -62,7 +62,7 @@ class DecodeOnly(AtOnce):
 
 
 def decode_step(streams: Streams, device: Device) -> Batch | None:
-    """A step of all of them; None if there are none."""
+    """Return a decode step of all streams; None if there are no streams."""
     if not streams.count:
         return None
     batch = streams.step(Batch([], []))
@@ -71,7 +71,7 @@ def decode_step(streams: Streams, device: Device) -> Batch | None:
 
 
 class PrefillServer(Server):
-    """One that hands its requests over to be decoded elsewhere."""
+    """A server that hands its requests over to decode servers."""
 
     hand_over: Callable[[float, Request], None]
 
@@ -83,8 +83,8 @@ class PrefillServer(Server):
 
 
 class Disaggregated(Plain):
-    """Prefill servers behind a plain balancer, and decode servers, each request at the one with the fewest streams. A
-    transfer takes no time."""
+    """Prefill servers behind a plain balancer, and decode servers. Each request goes to the decode server with the
+    fewest streams; its transfer takes no time."""
 
     def __init__(self, prefill: Sequence[PrefillServer], decode: Sequence[DecodingServer], events: Events) -> None:
         super().__init__([*prefill, *decode])

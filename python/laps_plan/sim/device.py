@@ -1,4 +1,4 @@
-"""How long a batch takes on the simulated device, replayed from a full graph where the server would."""
+"""Time of a batch on the simulated device, replayed from a full graph if the server would replay it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_plan.sim.request import Batch
 
 
 class Device:
-    """One device. ``graphs``: LAPS's knobs; with them it has the ladder of graphs that they ask for."""
+    """One device. ``graphs``: knobs of LAPS; the device then has the ladder of full graphs for these knobs."""
 
     def __init__(self, profile: Profile, *, graphs: LapsConfig | None = None, seed: int = 0) -> None:
         c = profile.coefficients
@@ -27,9 +27,9 @@ class Device:
         self._rng = random.Random(seed)
 
     def seconds(self, batch: Batch) -> float:
-        """Time of a step; marks the batch as replayed if it is.
+        """Return the time of a step, and mark the batch if it is replayed.
 
-        Rows that are decoded beside a chunk cost what its tokens do, and the reading of their contexts.
+        Rows decoded beside a chunk cost as much as tokens of the chunk, plus the reading of their contexts.
         """
         if not batch.parts:
             return self._spread_out(self.profile.decode_s(batch.streams, batch.context))

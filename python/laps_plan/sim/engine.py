@@ -20,7 +20,7 @@ Action = Callable[[float, Any], None]
 
 
 class Events:
-    """Events to come, by time; at the same time in the order of their requests."""
+    """Future events, by time; events of the same time in the order in which they were added."""
 
     __slots__ = ("_count", "heap")
 
@@ -38,9 +38,9 @@ class Server:
     """One prefill server: its scheduler, its device, the host's time around both.
 
     Without ``overlap`` the scheduler process decides, prepares the step, waits for the device, answers, decides again.
-    With it, SGLang's default, it launches a step, decides on the one that follows and launches that, as soon as it can
-    or as late as the scheduler says, and only then waits for the first and answers. Where nothing follows it waits at
-    once, and sees what comes meanwhile afterwards.
+    With ``overlap``, SGLang's default, it launches a step, then decides on the next step and launches that, as soon as
+    it can or as late as the scheduler says. Only then does it wait for the first step and answer. If there is no next
+    step, it waits at once, and sees requests that arrive meanwhile only afterwards.
     """
 
     def __init__(
@@ -59,29 +59,29 @@ class Server:
         self.busy_s = 0.0
         self.batches = self.replayed = 0
         self.meter = BusyMeter() if meter else None
-        """The busy share a router is told."""
+        """Meter of the busy share that is reported to a router; None without."""
         self.spent: dict[ClassName, float] = {"short": 0.0, "long": 0.0}
-        """Device time on each class, where the scheduler tells them apart (seconds)."""
+        """Device time of each class (seconds), if there is a ``meter`` and the scheduler has classes."""
         self.answered: Callable[[float, Request], None] = lambda now, request: None
-        """Told of each first token as it reaches the client."""
+        """Callback for each first token that reaches its client."""
         self.ended: Callable[[float, Request], None] = lambda now, request: None
-        """Told of each last token as it reaches the client."""
+        """Callback for each last token that reaches its client."""
         p = device.profile
         self._front = p.front_s, p.front_token_s
         self._poll_s, self._ahead, self._launch_s = p.poll_s, p.ahead, p.launch_s
         self._overlap = overlap
         self._following: Batch | None = None
-        """Launched behind the one that runs."""
+        """Batch launched behind the running batch."""
         self._has_front = p.front_s > 0.0 or p.front_token_s > 0.0
         self._step_host_s, self._request_host_s, self._reply_s = p.step_host_s, p.request_host_s, p.reply_s
         self._events = events
         self._front_free = 0.0
         self._running = False
         self._asked = 0
-        """Raised whenever a wake-up that was asked for no longer counts."""
+        """Number of decisions so far; a wake-up requested by an earlier decision does not count any more."""
 
     def send(self, now: float, request: Request) -> None:
-        """A client's request reaches the server process."""
+        """Accept a client's request in the server process."""
         if not self._has_front:
             self._ready(now, request)
             return
@@ -116,8 +116,8 @@ class Server:
             self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
 
     def _launch(self, now: float, batch: Batch, behind: float = 0.0) -> float:
-        """Give it to the device, which is busy until `behind`; when the host has launched it, not counting a slice:
-        the one before it hides its launch."""
+        """Give the batch to the device, which is busy until `behind`. Return the time at which the host has launched
+        the batch; a slice counts as launched at once, because the slice before hides its launch."""
         sliced = batch.seconds is not None
         sent = now + (0.0 if batch.prepared else self._step_host_s)
         took = self.device.seconds(batch) if batch.seconds is None else batch.seconds
@@ -125,12 +125,12 @@ class Server:
         batch.begin = max(sent, behind)
         batch.end = max(batch.begin + took, launched)
         self.busy_s += batch.end - batch.begin
-        self.batches += bool(batch.parts)  # of slices, with the last
+        self.batches += bool(batch.parts)  # a sliced batch counts with its last slice
         self.replayed += batch.replayed
         return launched
 
     def _decide(self, now: float, batch: Batch) -> None:
-        """The overlap loop, with `batch` launched: what follows it; then it waits for the result."""
+        """Decide in the overlap loop what follows `batch`, which is launched; then wait for the result of `batch`."""
         # Within a pass the scheduler itself is a slice ahead.
         within = batch.within or (batch.running is not None and batch.running.within)
         said = self.scheduler.next(now) if (batch.parts or batch.streams) and not within else None
@@ -150,12 +150,12 @@ class Server:
         if following is not None:
             self._events.at(self.scheduler.decides_s(now + self._poll_s, following), self._decide, following)
             return
-        # Where the host is a slice ahead it has looked while the slice ran.
+        # A host that is a slice ahead has looked for new requests while the slice ran.
         ready = self._ahead and batch.seconds is not None and not batch.parts
         self._events.at(now if ready else now + self._poll_s, self._again, None)
 
     def _tell(self, reply: float, batch: Batch) -> None:
-        """Clients hear of it at `reply`. An answer is its first token."""
+        """Report the results to clients at `reply`. Here an answer is only its first token."""
         answered, ended = self.answered, self.ended
         for request in batch.ending:
             answered(reply, request)
@@ -167,13 +167,13 @@ class Server:
 
 
 class Fleet(Protocol):
-    """The servers, and what stands before them."""
+    """Servers, and the router in front of them."""
 
     servers: list[Server]
     moves: list[tuple[float, str, str]]
 
     def send(self, now: float, request: Request) -> None:
-        """A client sends ``request`` at ``now``."""
+        """Route ``request``, which a client sends at ``now``."""
 
     def answered(self, now: float, request: Request) -> None:
         """Take note that a request has been answered."""
@@ -182,9 +182,10 @@ class Fleet(Protocol):
 def simulate(
     workload: Stream, fleet: Fleet, events: Events, *, chunk: int | None = None, until_s: float = math.inf
 ) -> Outcome:
-    """Run until every request is answered, or ``until_s``. ``chunk`` (tokens): the servers', for the outcome.
+    """Run until every request is answered, or until ``until_s``. ``chunk``: chunk size of the servers (tokens), for the
+    outcome.
 
-    Raises RuntimeError where requests are left and nothing is to happen any more: a scheduler lost them.
+    Raises RuntimeError if requests are left but no events: a scheduler lost these requests.
     """
     record = Record()
     add, heap, pop = record.add, events.heap, heapq.heappop
@@ -223,7 +224,7 @@ def simulate(
             coming = next(came, None)
         elif heap:
             if coming is None and ends == sent:
-                # What is left are the beats of a controller.
+                # Only the beats of a controller are left.
                 break
             now, _, action, what = pop(heap)
             if now > until_s:

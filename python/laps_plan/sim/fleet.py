@@ -15,11 +15,11 @@ from laps_plan.sim.engine import Events, Server
 from laps_plan.sim.request import Request
 
 MEMORY = 1 << 24
-"""Tokens that a server's prefix cache is told to hold. Those simulated never forget."""
+"""Capacity of a server's prefix cache as reported to the router (tokens). Simulated caches never evict."""
 
 
 class Plain:
-    """Servers with prefix caches of their own; a subclass picks one. A history is held where its session was served."""
+    """Servers with prefix caches of their own, which hold the histories served there; a subclass picks the server."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = list(servers)
@@ -40,8 +40,8 @@ class Plain:
         raise NotImplementedError
 
     def _arrive(self, i: int, request: Request) -> None:
-        """Count as cached the part of the history that server ``i`` holds; the rest is computed again. The beginning of
-        a session is cached anywhere."""
+        """Count as cached the part of the history that server ``i`` holds; the rest is computed again. The history of a
+        session's first request is cached on any server."""
         if request.session < 0:
             return
         held = self._held[i]
@@ -51,7 +51,7 @@ class Plain:
         cached = min(held.get(request.session, 0), request.cached)
         request.left += request.cached - cached
         request.cached = request.history = cached
-        # Sub-agents go on from an earlier turn, and leave the history of the others where it is.
+        # Sub-agents continue from an earlier turn; the longer history of other turns stays cached.
         held[request.session] = max(held.get(request.session, 0), request.prompt)
 
 
@@ -63,7 +63,7 @@ class Single(Plain):
 
 
 class RoundRobin(Plain):
-    """Plain data parallelism: in turn, whatever they have in flight."""
+    """Plain data parallelism: servers in turn, regardless of their requests in flight."""
 
     _turn = -1
 
@@ -73,7 +73,7 @@ class RoundRobin(Plain):
 
 
 class LeastLoad(Plain):
-    """Policy of SGLang's router: where the history is while loads are even, else the fewest requests in flight."""
+    """Policy of SGLang's router: the holder of the history while loads are even, else the fewest requests in flight."""
 
     UNEVEN = 32, 1.5
     """Loads are uneven when they differ by more than this many requests and this factor."""
@@ -90,7 +90,7 @@ class LeastLoad(Plain):
         more, factor = self.UNEVEN
         holder = self._where.get(request.session)
         if holder is None or (high - low > more and high > factor * low):
-            # Among equals in turn.
+            # Servers of equal load take turns.
             n = len(load)
             self._turn = (self._turn + 1) % n
             holder = load.index(low, self._turn) if low in load[self._turn :] else load.index(low)
@@ -108,8 +108,8 @@ class LeastLoad(Plain):
 class Pooled(Plain):
     """The LAPS router: its classification, pools and controller, unchanged, on simulated time.
 
-    Histories in a shared cache (no session) are known to it to the token; those of sessions it tells by its own prefix
-    index, as it does in service.
+    The router knows a history in a shared cache (no session) to the token. It recognises histories of sessions by its
+    own prefix index, as in service.
     """
 
     def __init__(self, servers: Sequence[Server], config: AllocConfig, events: Events) -> None:
@@ -151,7 +151,7 @@ class Pooled(Plain):
         request.lease.end()
 
     def _beat(self, now: float, _: None) -> None:
-        """One step of the control loop."""
+        """Run one step of the control loop."""
         self.now = now
         for move in self._controller.step(now, [self._signals(now, i) for i in range(len(self.servers))]):
             self.pools.apply(move)
@@ -180,7 +180,7 @@ class Pooled(Plain):
 
 
 def _fingerprint(request: Request) -> Fingerprint:
-    """The blocks of a conversation: its own, and each longer than the one before."""
+    """Return the fingerprint of a conversation: blocks of its own; each turn has those of the turn before, and more."""
     blocks = request.prompt // TOKENS_PER_BLOCK
     if not blocks:
         return EMPTY

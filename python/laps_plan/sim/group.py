@@ -11,39 +11,39 @@ from laps_plan.sim.engine import Events, Server
 from laps_plan.sim.request import Request
 
 Parts = list[tuple[Request, int, int]]
-"""(request, new tokens, history tokens) of each in a rank's batch."""
+"""(request, new tokens, history tokens) of each request in a rank's batch."""
 
 
 @dataclass(slots=True, eq=False)
 class GroupBatch:
-    """One step on its way to the devices."""
+    """One step for the devices, or one slice of a step."""
 
     parts: list[Parts]
-    """Work of each rank; one without any runs an idle batch."""
+    """Work of each rank; a rank without work runs an idle batch."""
     ending: list[Request]
-    """Requests whose prefill ends with it."""
+    """Requests whose prefill ends with this step."""
     seconds: float | None = None
-    """Device time, where the policy has divided it into slices; None = what the devices take."""
+    """Device time of the slice, if the policy has divided the step; None: the devices determine the time."""
     goes_on: bool = False
     """True for later slices of a step."""
     whole: Any = None
-    """Step of the policy that it was made from."""
+    """Step of the policy from which the batch was made."""
     begin: float = 0.0
     end: float = 0.0
 
 
 class GroupPolicy(Protocol):
-    """Decides for all ranks of a group. Times are simulated seconds."""
+    """Scheduler of all ranks of a group. Times are simulated seconds."""
 
     @property
     def waiting_tokens(self) -> int:
-        """New tokens that wait."""
+        """Return the number of new tokens that wait."""
 
     def add(self, rank: int, request: Request, now: float) -> None:
-        """A request comes to a rank."""
+        """Add a request to a rank's queue."""
 
     def next(self, now: float) -> GroupBatch | float | None:
-        """A step to run, the time to ask again unless something comes before, or None: nothing to do."""
+        """Return a step to run, the time to ask again if no request arrives earlier, or None if there is no work."""
 
     def finished(self, batch: GroupBatch, now: float) -> None:
         """Process the results of a batch at ``now``."""
@@ -53,11 +53,11 @@ AssignRule = Literal["total_tokens", "random"]
 
 
 class Assign:
-    """A rank for each new request; a later turn of a session goes where its history is."""
+    """Assignment of requests to ranks; a later turn of a session goes to the rank that holds its history."""
 
     def __init__(self, ranks: int, rule: AssignRule, seed: int) -> None:
-        """``rule``: "total_tokens" (fewest tokens under way, as SGLang counts them), or "random": by bootstrap room,
-        the default of prefill servers."""
+        """``rule``: "total_tokens" (rank with the fewest tokens in progress, as SGLang counts them), or "random" (by
+        bootstrap room, the default of prefill servers)."""
         self._tokens = [0] * ranks
         self._random = random.Random(f"{seed} ranks") if rule == "random" else None
         self._home: dict[int, int] = {}
@@ -79,18 +79,18 @@ class Assign:
 
 
 class Ranks:
-    """The devices of a group: how long a step takes, and how long ranks waited for the slowest."""
+    """Devices of a group: time of a step, and time that ranks wait for the slowest rank."""
 
     def __init__(self, profile: Profile) -> None:
         if profile.group is None:
             raise ValueError(f"profile {profile.name} has no data-parallel attention ranks")
         self.profile = profile
         self.waited_s = 0.0
-        """Mean over the ranks."""
+        """Time waited for the slowest rank, mean over the ranks."""
         self._cost = profile.group
 
     def seconds(self, batch: GroupBatch) -> float:
-        """Time of a step or, where the policy has divided it, of a slice."""
+        """Return the time of a step, or of a slice if the policy has divided the step."""
         cost = self._cost
         shapes = [cost.shape((new, old) for _, new, old in parts) for parts in batch.parts]
         own = [cost.own_s(shape.tokens, cost.shape_s(shape)) for shape in shapes]
@@ -101,10 +101,10 @@ class Ranks:
 
 
 class GroupServer(Server):
-    """One prefill server of several ranks, to a fleet like any other server.
+    """One prefill server of several ranks, which a fleet uses like any other server.
 
-    Each round all ranks decide, the host prepares the step, and all wait for the slowest. ``overlap``: SGLang's overlap
-    loop, which decides on a step when the one before it starts.
+    In each round all ranks decide, the host prepares the step, and all ranks wait for the slowest. ``overlap``:
+    SGLang's overlap loop, which decides on a step when the step before it starts.
     """
 
     scheduler: GroupPolicy  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class GroupServer(Server):
 
     def _round(self, now: float) -> None:
         said: GroupBatch | float | None = self._following
-        # What was decided while the devices were busy is prepared, and so is what a slice goes on with.
+        # A step decided on while the devices were busy is already prepared, and so is a later slice of a step.
         prepared, self._following = said is not None, None
         if said is None:
             said = self.scheduler.next(now)

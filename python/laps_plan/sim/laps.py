@@ -1,6 +1,6 @@
-"""The LAPS scheduler: what ``sglang_laps.scheduler`` is to the server, this is to the simulator.
+"""LAPS scheduler of the simulator, the counterpart of ``sglang_laps.scheduler`` in a server.
 
-The decisions are those of ``laps_core.policy.pacer.Pacer`` and the policies below it, unchanged.
+All decisions are those of ``laps_core.policy.pacer.Pacer`` and the policies below it, unchanged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from laps_plan.sim.request import Batch, Request, Sliced
 
 
 class Laps:
-    """Two queues and the pacer. ``chunk`` (tokens): one batch's budget, None = unlimited.
+    """Two queues and the pacer. ``chunk``: token budget of a batch, None = unlimited. ``memory``: None = unlimited.
 
-    ``learn``: the pacer's latency model learns from simulated steps instead of knowing the profile's.
-    ``device``: tells how long a batch takes that runs in slices; None = no slices. ``memory``: None = without limit.
+    ``learn``: the pacer's latency model is fitted to simulated steps, not taken from the profile. ``device``: gives the
+    time of a batch that runs in slices; None = no slices.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Laps:
         self._device = device
         self._memory = memory
         self._lacking = False
-        """The first long prompt found too little memory when it was last tried."""
+        """True if the first long prompt found too little memory at its last attempt."""
         self._basis = config.length_basis
         self._slo_s = {kind: config.deadline_s(kind) for kind in CLASSES}
         self._room = chunk or 1 << 30
@@ -58,16 +58,16 @@ class Laps:
         self._under_way: list[Sliced] = []
         self._ahead = device is not None and device.profile.ahead
         self._between = False
-        """A slice has just ended, and more of its batch are left."""
+        """True if a slice has just ended and its batch has more slices."""
         self._then: Batch | None = None
         """Batch that runs after the slice that was launched before the decision."""
         self._fresh = 0
         self._free_s = -math.inf
-        """When the device will be free of the batch that runs."""
+        """Time at which the running batch is predicted to end."""
         self.waiting_tokens = 0
 
     def add(self, request: Request, now: float) -> None:
-        """A request arrives: it is classed once, by the threshold of that moment."""
+        """Add a request to the queue of its class, by the threshold at this time."""
         tokens = request.class_tokens = new_tokens(request.prompt, request.history, self._basis)
         if request.slo_s is None:
             request.slo_s = self._slo_s[classify(tokens, self._threshold)]
@@ -129,11 +129,11 @@ class Laps:
         return SHORT if self._under_way or memory.fetched_s is not None else None
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
-        """The plan, where other work of the server may change it. `shorts`, `longs`: what it picks from."""
+        """Return the plan, which a subclass can change. `shorts`, `longs`: requests that the plan picks from."""
         return plan
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
-        """Return the batch or time of ``next`` by this plan; without a batch the paused one goes on."""
+        """Return the batch or time of ``next`` by this plan; if no batch is picked, the paused batch continues."""
         for cls in plan.order:
             if cls == LONG and plan.mixed:
                 return self._shared(longs, plan, now)
@@ -147,7 +147,7 @@ class Laps:
         return None if self._memory is None else self._memory.fetched_s
 
     def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch | float | None:
-        """The short requests picked, and the long ones in what room they leave."""
+        """Return a batch of the picked short requests, and of long prompts within the remaining token budget."""
         short = self._shorts(plan, now) or Batch([], [])
         long = self._longs(longs, plan, now, taken=sum(new for _, new, _ in short.parts))
         if long is None:
@@ -178,14 +178,14 @@ class Laps:
         slice_s = sliced.slices.pop()
         batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
         if not sliced.left:
-            # It cannot be paused any more; with the overlap loop another is decided on while it runs.
+            # No pause follows the last slice; with the overlap loop the next batch is decided on while it runs.
             self._under_way.remove(sliced)
-        # What goes on needs no preparation.
+        # A slice that continues a pass needs no preparation.
         batch.seconds, batch.whole, batch.running, batch.prepared = slice_s, sliced, sliced.running, True
         return batch
 
     def decides_s(self, now: float, batch: Batch) -> float:
-        """See stock.Scheduler. A pass in slices is launched slice by slice, until shortly before its end."""
+        """See stock.Scheduler. The launch of a sliced pass lasts until shortly before its end, so this decides now."""
         running = batch.running
         if running is None or running.within or batch.seconds is not None:
             return now
@@ -214,7 +214,7 @@ class Laps:
             self.pacer.slo.record(now, running.cls, now - r.ready, r.slo_s)
 
     def _shorts(self, plan: Plan, now: float) -> Batch | None:
-        """Return a batch of the picked short requests that find memory, and of those behind the view that still fit."""
+        """Return a batch of the picked short requests that find memory, and of later requests that still fit."""
         short, picked = self._short, plan.picked
         if self._memory is not None:
             view = list(islice(short, max(picked) + 1))
@@ -248,8 +248,8 @@ class Laps:
         return Batch(parts, taken)
 
     def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
-        """Return a batch of the picked long prompts, the last one cut where the budget, less `taken`, ends. None starts
-        unless the memory for all of it is free."""
+        """Return a batch of the picked long prompts, the last one cut at the end of the token budget, less `taken`. A
+        prompt starts only if the memory for the whole prompt is free."""
         room = min(plan.long.tokens or self._room, self._room) - taken
         memory, self._lacking = self._memory, False
         picked = [longs[i] for i in plan.long.picked]
@@ -276,7 +276,7 @@ class Laps:
         return Batch(parts, ending) if parts else None
 
     def _reclass(self, threshold: int) -> None:
-        """The threshold moved: those that wait are split again, in order of arrival."""
+        """Split the waiting requests again by a new threshold, in order of arrival."""
         self._threshold = threshold
         everyone = sorted((*self._short, *self._long), key=lambda r: (r.ready, r.number))
         self._short, self._long = deque(), []

@@ -9,24 +9,24 @@ from laps_plan.sim.request import Request
 
 
 class Memory:
-    """A prompt holds its tokens from its start until a decode server has fetched them."""
+    """KV memory pool: a prompt holds its tokens from its start until a decode server has fetched them."""
 
     def __init__(self, tokens: int, fetch_s: float = 0.0) -> None:
-        """``tokens``: of the pool. ``fetch_s``: from the end of a prompt until its tokens are free (seconds)."""
+        """``tokens``: size of the pool. ``fetch_s``: time from the end of a prefill until its tokens are free."""
         self.tokens, self._fetch_s = tokens, fetch_s
         self.free = tokens
         self._leaving: deque[tuple[float, int, int]] = deque()
-        """(when, tokens, those that count for its class) of prompts that are being fetched."""
+        """(time when freed, tokens, tokens that count for its class) of each prompt that is being fetched."""
 
     def settle(self, now: float) -> None:
-        """Free what has been fetched by now."""
+        """Free the tokens of prompts that have been fetched by ``now``."""
         while self._leaving and self._leaving[0][0] <= now:
             self.free += self._leaving.popleft()[1]
 
     def takes(self, request: Request) -> bool:
-        """Reserve memory for a whole prompt; False if it does not fit.
+        """Reserve memory for a whole prompt; return False if it does not fit.
 
-        Raises ValueError for a prompt that an empty pool does not hold.
+        Raises ValueError for a prompt that is larger than the whole pool.
         """
         if request.prompt > self.tokens:
             raise ValueError(f"a prompt of {request.prompt} tokens, memory for {self.tokens}")
@@ -36,14 +36,14 @@ class Memory:
         return True
 
     def ended(self, requests: Iterable[Request], now: float) -> None:
-        """The prefill of these has ended."""
+        """Start to fetch the requests whose prefill has ended."""
         self._leaving.extend((now + self._fetch_s, r.prompt, r.class_tokens) for r in requests)
 
     def holds_more_than(self, threshold: int) -> bool:
-        """Return True if a long prompt is being fetched: one of more than ``threshold`` tokens by its class."""
+        """Return True if a long prompt is being fetched: a prompt of more than ``threshold`` tokens by its class."""
         return any(tokens > threshold for _, _, tokens in self._leaving)
 
     @property
     def fetched_s(self) -> float | None:
-        """When memory is freed next; None if none is being fetched."""
+        """Return the time at which memory is freed next; None if no prompt is being fetched."""
         return self._leaving[0][0] if self._leaving else None

@@ -20,11 +20,11 @@ from laps_plan.traffic.streams import TURNAROUND_S
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 99)
 RANK_CHUNK = 8192
-"""New tokens of a data-parallel attention rank's batch, at most: what its memory holds."""
+"""Maximum new tokens in a batch of a data-parallel attention rank, limited by its memory."""
 
 
 class Record:
-    """Every answered request, as columns."""
+    """Answered requests, as columns."""
 
     def __init__(self) -> None:
         self.at, self.ttft, self.wait = array("d"), array("d"), array("d")
@@ -38,7 +38,7 @@ class Record:
         return len(self.at)
 
     def add(self, request: Request, answered: float) -> None:
-        """``request`` has its first token at ``answered`` (seconds)."""
+        """Record that ``request`` has its first token at ``answered`` (seconds)."""
         at, ttft, wait, new, cached, client = self._add
         at(request.at)
         ttft(answered - request.at)
@@ -50,39 +50,39 @@ class Record:
 
 @dataclass
 class Group:
-    """One class of requests, or all. Times in seconds."""
+    """Figures of one class of requests, or of all requests. Times in seconds."""
 
     requests: int
     ttft: dict[str, float] = field(default_factory=dict)
     """p50, p90, p99, mean."""
     slowdown: dict[str, float] = field(default_factory=dict)
-    """TTFT over the TTFT of the same request alone: p50, p90."""
+    """Ratio of TTFT to the TTFT of the same request alone: p50, p90."""
     within: float | None = None
     """Goodput: share whose TTFT was within the SLO (0..1); None = no SLO given."""
 
     @property
     def violations(self) -> float | None:
-        """Share whose TTFT was above the SLO (0..1)."""
+        """Return the share of requests whose TTFT was above the SLO (0..1); None = no SLO given."""
         return None if self.within is None else 1.0 - self.within
 
 
 @dataclass
 class Outcome:
-    """One simulation."""
+    """Outcome of one simulation."""
 
     record: Record
     profile: Profile
     chunk: int | None
     seconds: float
-    """Simulated, from the first arrival to the last answer."""
+    """Simulated time from the first arrival to the last answer."""
     busy_s: list[float]
-    """Device time used, per instance."""
+    """Device time used by each server."""
     batches: int
     replayed: int
     sent: int
     """Requests that arrived."""
     moves: list[tuple[float, str, str]] = field(default_factory=list)
-    """(time, instance, pool it moved to)."""
+    """(time, instance, new pool of the instance)."""
     left: int = 0
     """Requests not answered when the simulation was ended."""
 
@@ -92,12 +92,12 @@ class Outcome:
         return len(self.record) / self.seconds if self.seconds else 0.0
 
     def steady_span(self) -> tuple[float, float]:
-        """Return from when and until when requests of a closed loop are counted, by ``STEADY`` (seconds)."""
+        """Return start and end of the time in which requests of a closed loop are counted, by ``STEADY`` (seconds)."""
         begin, end = (float(np.quantile(self.record.at, share)) for share in STEADY)
         return begin, end
 
     def steady(self, clients: int, pause_s: float = sum(TURNAROUND_S) / 2) -> Steady:
-        """Figures of a closed loop of so many clients. ``pause_s``: mean time from an answer to the next request."""
+        """Return figures of a closed loop of ``clients``. ``pause_s``: mean time from an answer to the next request."""
         r = self.record
         asked = [
             Asked(client, at, ttft + pause_s, ttft, new)
@@ -113,9 +113,9 @@ class Outcome:
     def groups(
         self, threshold: int = 256, slo_s: float | Callable[[str], float] | None = None, warm: float = 0.0
     ) -> dict[str, Group]:
-        """Figures of all requests, of the short (at most ``threshold`` computed tokens) and of the long ones.
+        """Return figures of all requests, of the short (at most ``threshold`` new tokens) and of the long requests.
 
-        ``warm``: the first share of the time that is not counted (0..1).
+        ``warm``: first share of the time, which is not counted (0..1).
         """
         new, at = self._column("new"), self._column("at")
         begin = at.min() + warm * (at.max() - at.min()) if len(at) else 0.0
@@ -143,17 +143,17 @@ class Outcome:
 
 
 def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
-    """TTFT of a request alone on an idle server (seconds); ``new``, ``cached``: numbers or arrays of tokens."""
+    """Return the TTFT of a request alone on an idle server (seconds); ``new``, ``cached``: numbers or arrays."""
     if (group := profile.group_with_host) is not None:
         return _lone_in_group(profile, group, new, cached)
     new = np.asarray(new, dtype=float)
     cached = np.asarray(cached, dtype=float)
     steps = np.ceil(new / chunk) if chunk else np.ones_like(new)
     c = profile.coefficients
-    # Attention sums up to the same whatever the chunks; each later chunk reads the ones before it as history.
+    # The sum of attention does not depend on the chunks. Each later chunk reads the earlier chunks as history.
     read = steps * cached + (chunk or 0) * steps * (steps - 1) / 2
     device = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * read + steps * (c.per_request + c.fixed)
-    device += c.linear * np.maximum(0, c.flat - (new - (steps - 1) * (chunk or 0)))  # of the last step
+    device += c.linear * np.maximum(0, c.flat - (new - (steps - 1) * (chunk or 0)))  # padding of the last step
     host = profile.front_s + profile.front_token_s * (new + cached) + profile.reply_s
     return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s
 

@@ -1,4 +1,4 @@
-"""The LAPS scheduler of the simulator, which quotes each request and keeps what became of the quote."""
+"""LAPS scheduler of the simulator that quotes each request and keeps the outcome of each quote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from laps_plan.traffic.streams import Stream
 
 
 class Outcome(NamedTuple):
-    """A quote and what became of it (seconds)."""
+    """A quote and its outcome (seconds)."""
 
     cls: ClassName
     at_s: float
@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
 
 
 class QuotedLaps(Laps):
-    """See Laps. What it knows of the device is what a server knows: when a batch was sent, and how long it is predicted
-    to take."""
+    """Laps with quotes. Like a server, it knows of the device only when a batch was sent, and the predicted time of
+    that batch."""
 
     def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, **how: Any) -> None:
         super().__init__(config, chunk, model, **how)
@@ -53,7 +53,7 @@ class QuotedLaps(Laps):
             self._quoted[request.number] = quoted
 
     def device(self, now: float) -> Seen:
-        """Return what the device runs."""
+        """Return the predicted remaining times of the running batch and of each paused batch."""
         left_s = max(0.0, self._free_s - now)
         return Seen(left_s, tuple(sum(s.slices) for s in self._under_way))
 
@@ -93,7 +93,7 @@ def run(
     overlap: bool = False,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Simulate one server; quotes and what became of them, in order of their answers. `learn`: the latency model is
+    """Simulate one server. Return its quotes and their outcomes, in order of the answers. `learn`: the latency model is
     fitted to the steps, as on a server that has just started."""
     device = Device(profile, seed=seed)
     config = LapsConfig(**(knobs or {}))
@@ -104,6 +104,6 @@ def run(
 
 
 def inside(outcomes: list[Outcome], cls: ClassName | None = None) -> float:
-    """Share of outcomes (of a class) inside their interval; NaN where there are none."""
+    """Return the share of outcomes (of a class) inside their quoted interval; NaN if there are no outcomes."""
     sides = [o.side for o in outcomes if cls in (None, o.cls)]
     return sides.count("inside") / len(sides) if sides else math.nan

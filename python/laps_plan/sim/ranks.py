@@ -16,18 +16,18 @@ from laps_plan.sim.request import Batch, Request
 from laps_plan.sim.stock import POLICIES, Stock
 
 POLL_S = 0.0015
-"""A pass of the delayer that runs nothing takes about so long (seconds)."""
+"""Approximate time of a pass of the delayer that runs nothing (seconds)."""
 
 
 class PerRank:
-    """Each rank decides for itself with a stock policy; a rank with nothing to do runs an idle batch.
+    """A stock policy on each rank, which decides for itself; a rank without work runs an idle batch.
 
-    ``passes`` > 0: SGLang's prefill delayer. While some ranks could prefill and others could not, nobody starts
-    anything new, for at most so many passes; prompts in progress go on.
+    ``passes`` > 0: SGLang's prefill delayer. While some ranks could prefill and others could not, no rank starts a new
+    prompt, for fewer than ``passes`` passes in a row; prompts in progress continue.
     """
 
     def __init__(self, ranks: int, policy: str, chunk: int, passes: int = 0) -> None:
-        """``chunk``: new tokens of a rank's batch, at most."""
+        """``chunk``: maximum new tokens of a rank's batch."""
         self._ranks: list[Stock] = [POLICIES[policy](chunk) for _ in range(ranks)]
         self._passes, self._delayed = passes, 0
 
@@ -63,11 +63,11 @@ class PerRank:
 
 @dataclass(eq=False)
 class _Step:
-    """A step of the joint plan, and what is left of it."""
+    """A step of the joint plan, and its remaining work."""
 
     batch: GroupBatch
     cut: list[tuple[int, Request, Prompt]]
-    """(rank, request, what is left) of prompts that go on later."""
+    """(rank, request, remaining prompt) of prompts that continue in a later step."""
     choice: Choice
     menus: list[Menu]
     slice_s: float = 0.0
@@ -75,7 +75,7 @@ class _Step:
 
 
 class Joint:
-    """LAPS's joint plan, by the code that the ranks of a server run."""
+    """LAPS's joint plan, made by the code that the ranks of a server run."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Joint:
         slice_s: float = 0.0,
         overhead: float = LapsConfig.preempt_overhead,
     ) -> None:
-        """``chunk``: new tokens of a rank's batch, at most. ``slice_s``: steps run in slices of about this time
-        (seconds), and others may preempt them; 0 = they run whole. ``guard``, ``overhead``: as of ``GroupPlanner``."""
+        """``chunk``: maximum new tokens of a rank's batch. ``slice_s``: approximate time of a slice (seconds), after
+        which other steps can preempt; 0 = steps run whole. ``guard``, ``overhead``: see ``GroupPlanner``."""
         cost = profile.group_with_host
         assert cost is not None
         self._cost, self._chunk, self._host_s = cost, chunk, profile.step_host_s
@@ -101,7 +101,7 @@ class Joint:
         self._under_way: list[_Step] = []
         self._following: _Step | None = None
         self._fresh = False
-        """Somebody has come since a step was last decided on: only then may one preempt."""
+        """True if a request has arrived since the last decision: only then can a step preempt."""
         self.waiting_tokens = 0
 
     def add(self, rank: int, request: Request, now: float) -> None:

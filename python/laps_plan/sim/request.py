@@ -21,35 +21,35 @@ class Request:
     """Tokens still to compute."""
     cached: int = 0
     session: int = -1
-    """Session; its history is cached only where it was served. -1: anywhere."""
+    """Session; its history is cached only on servers that served it. -1: no session, cached on every server."""
     slo_s: float | None = None
     job: Job | None = None
-    """Job that it was made from."""
+    """Job from which the request was made."""
     prompt: int = field(init=False)
     history: int = field(init=False)
-    """Tokens in the cache, its own finished chunks included."""
+    """Tokens in the cache, including the request's own finished chunks."""
     ready: float = field(init=False)
-    """When the scheduler sees it."""
+    """Time at which the scheduler receives the request."""
     started: float = -1.0
-    """When its first batch was sent to the device; negative before."""
+    """Time at which the first batch of the request is sent to the device; negative before."""
     class_tokens: int = 0
-    """Tokens that count for its length class."""
+    """Tokens that determine the length class."""
     view: Any = None
     """View of the request for the policy."""
     line: Any = None
-    """The same of a long one as it is now; None = it has changed since."""
+    """Current view of a long request; None = the request has changed since the last view."""
     mark: int = 0
-    """Tokens the server had processed when it came (response ratio)."""
+    """Tokens that the server had processed when the request arrived (for the response ratio)."""
     lease: Any = None
-    """The router's account of it."""
+    """Router's record of the request."""
     rank: int = 0
-    """Data-parallel rank that serves it."""
+    """Data-parallel rank that serves the request."""
     output: int = 1
-    """Tokens of its answer; the first one comes with the prefill."""
+    """Tokens of the answer; the prefill makes the first token."""
     first_s: float = 0.0
-    """When that one reached the client."""
+    """Time at which the first token reaches the client."""
     first_step: int = -1
-    """The server's decode step that made the second one; -1: there was none yet."""
+    """Number of the server's decode step that makes the second token; -1 before decoding."""
 
     def __post_init__(self) -> None:
         self.prompt, self.history, self.ready = self.left + self.cached, self.cached, self.at
@@ -67,26 +67,26 @@ class Batch:
 
     parts: list[tuple[Request, int, int]]
     ending: list[Request]
-    """Requests whose prefill ends with it."""
+    """Requests whose prefill ends with this batch."""
     running: Running | None = None
     seconds: float | None = None
-    """Device time, where the scheduler has divided it; None = what the device takes."""
+    """Device time, if the scheduler determines it, as for slices; None: the device determines it."""
     whole: Any = None
-    """Batch that it is a slice of."""
+    """Batch that this batch is a slice of."""
     prepared: bool = False
-    """While the device was busy: no host time passes before it."""
+    """True if prepared while the device was busy: no host time passes before the batch."""
     begin: float = 0.0
     end: float = 0.0
     replayed: bool = False
-    """From a full graph."""
+    """True if replayed from a full graph."""
     streams: int = 0
-    """Requests that are decoded in it: without ``parts`` it is a decode step, with them a mixed chunk."""
+    """Number of requests decoded in this batch. Without ``parts`` it is a decode step, with ``parts`` a mixed chunk."""
     context: int = 0
-    """Tokens of their contexts, all together."""
+    """Total tokens of the contexts of ``streams``."""
     last: list[Request] = field(default_factory=list)
     """Streams that end with this step."""
     within: bool = False
-    """A decode step while a batch is paused."""
+    """True for a decode step in a pause of another batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +97,9 @@ class Sliced:
     ending: list[Request]
     running: Running
     slices: list[float]
-    """Slices still to run (seconds), the last one first."""
+    """Remaining slices (seconds), the last slice first."""
 
     @property
     def left(self) -> int:
-        """How many are still to run."""
+        """Return the number of remaining slices."""
         return len(self.slices)

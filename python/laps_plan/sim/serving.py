@@ -1,4 +1,4 @@
-"""Ways to serve whole answers, and one simulation of each."""
+"""Settings of servers for whole answers, and the simulation of a setting."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ LATE_TOKENS = 0.01
 
 @dataclass(frozen=True)
 class Serving:
-    """One way to serve."""
+    """One setting of servers."""
 
     policy: str
-    """One of SGLang's, or LAPS."""
+    """Policy of SGLang's, or LAPS."""
     chunk: int = 8192
     interval: int = 0
     """``--prefill-decode-interval``"""
     mixed: bool = False
     """``--enable-mixed-chunk``"""
     prefill: int = 0
-    """So many servers only prefill and the others only decode; 0 = each does both."""
+    """Number of servers that only prefill, while the others only decode; 0 = each server does both."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Knobs of LAPS."""
 
@@ -54,7 +54,7 @@ class Serving:
         return ", ".join(said)
 
     def flags(self) -> str:
-        """How a server is started so."""
+        """Return the flags that start a server with this setting."""
         said = ["--enable-laps-scheduler"] if self.policy == LAPS else [f"--schedule-policy {self.policy}"]
         said += [f"--chunked-prefill-size {self.chunk}"]
         said += [f"--prefill-decode-interval {self.interval}"] if self.interval else []
@@ -62,7 +62,7 @@ class Serving:
         return " ".join([*said, *LapsConfig.spelt(self.knobs)])
 
     def scheduler(self, device: Device) -> Scheduler:
-        """That of a new server."""
+        """Return the scheduler of a new server."""
         config = LapsConfig(**self.knobs) if self.policy == LAPS else None
         if self.prefill:
             if config is not None:
@@ -75,7 +75,7 @@ class Serving:
 
 @dataclass
 class Answers:
-    """One simulation: all answers, by arrival. Times in seconds."""
+    """All answers of one simulation, in order of arrival. Times in seconds."""
 
     outcome: Outcome
     logs: Tokens
@@ -87,17 +87,17 @@ class Answers:
 
     @property
     def rate(self) -> float:
-        """Answers per second."""
+        """Return the answers per second."""
         return len(self.at) / self.outcome.seconds
 
     @property
     def short(self) -> NDArray[np.bool_]:
-        """Which of them had short prompts."""
+        """Return a mask of the answers to short prompts."""
         return self.new <= THRESHOLD
 
     def in_time(self, short_s: float, long_s: float, tbt_s: float) -> NDArray[np.bool_]:
-        """Which answers were in time: the first token within the objective of its class, and all others but LATE_TOKENS
-        of them within `tbt_s` after the one before."""
+        """Return a mask of the answers in time: the first token within the objective of its class, and all other tokens
+        but LATE_TOKENS of them within `tbt_s` after the token before."""
         late = self.logs.late(tbt_s)
         tokens_late = np.array([late[int(n)] for n in self.number])
         first = self.ttft <= np.where(self.short, short_s, long_s)
@@ -107,9 +107,9 @@ class Answers:
 def serve(
     serving: Serving, workload: Stream, profile: Profile, servers: int = 1, *, seed: int = 0, warm_s: float = 0.0
 ) -> Answers:
-    """Simulate. ``servers``: devices in all. ``warm_s``: what comes before is served and not counted.
+    """Simulate one setting. ``servers``: number of devices. ``warm_s``: earlier requests are served and not counted.
 
-    Raises ValueError (one line) where the profile does not say how long decode steps take.
+    Raises ValueError (one line) if the profile has no cost of decode steps.
     """
     profile.decode_s(1, 1)
     events = Events()

@@ -1,7 +1,7 @@
-"""SGLang's own policies, modelled from what they are documented to do.
+"""SGLang's own policies, modelled from their documentation.
 
-A batch packs waiting requests into the chunk budget. The prompt in progress is first; one that does not fit is cut, and
-only one is in progress at a time.
+A batch packs waiting requests into the token budget of a chunk. The prompt in progress goes first. A prompt that does
+not fit is cut; only one prompt is in progress at a time.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class Scheduler(Protocol):
 
     @property
     def waiting_tokens(self) -> int:
-        """New tokens that wait, the prompt in progress included."""
+        """Return the number of new tokens that wait, including those of the prompt in progress."""
 
     def add(self, request: Request, now: float) -> None: ...
 
     def next(self, now: float) -> Batch | float | None:
-        """A batch to run, the time to ask again unless something comes before, or None: nothing to do."""
+        """Return a batch to run, the time to ask again if no request arrives earlier, or None if there is no work."""
 
     def decides_s(self, now: float, batch: Batch) -> float:
-        """When what follows a running batch is decided, in the overlap loop."""
+        """Return the time at which the overlap loop decides what follows the running ``batch``."""
         return now
 
     def finished(self, batch: Batch, now: float) -> None:
-        """Process the results of a batch at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
+        """Process the results of a batch at ``now``; it was on the device from ``batch.begin`` to ``batch.end``."""
 
 
 class AtOnce:
-    """Decides on the next batch as soon as one runs, as SGLang does."""
+    """Scheduler that decides on the next batch as soon as a batch runs, as SGLang does."""
 
     def decides_s(self, now: float, batch: Batch) -> float:
         """See Scheduler."""
@@ -42,23 +42,23 @@ class AtOnce:
 
 
 class Stock(AtOnce):
-    """Base of all stock policies; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
+    """Base of all stock policies; a subclass picks the next request. ``chunk`` (tokens): None = no chunks."""
 
     def __init__(self, chunk: int | None) -> None:
         self.budget = chunk or 1 << 60
-        """New tokens of a batch."""
+        """Maximum new tokens of a batch."""
         self._parked: Request | None = None
         self.waiting_tokens = 0
         self.held = False
-        """Nothing new starts (the prefill delayer)."""
+        """True while the prefill delayer keeps new prompts from starting."""
 
     @property
     def busy(self) -> bool:
-        """True if there is anything to prefill."""
+        """Return True if there is a prompt to prefill."""
         return self._parked is not None or self._head() is not None
 
     def add(self, request: Request, now: float) -> None:
-        """A request arrives."""
+        """Add a request to the queue."""
         self.waiting_tokens += request.left
         self._enter(request)
 
@@ -96,14 +96,14 @@ class Stock(AtOnce):
         return new
 
     def _limit(self, parked: Request, room: int) -> int:
-        """How much of the budget the prompt in progress may take (tokens)."""
+        """Return the share of the token budget that the prompt in progress may take (tokens)."""
         return room
 
     def _may_start(self, request: Request, room: int) -> bool:
         return True
 
     def _sort(self, room: int) -> None:
-        """Bring those that wait into order."""
+        """Sort the waiting requests."""
 
     def _enter(self, request: Request) -> None:
         raise NotImplementedError
@@ -112,7 +112,7 @@ class Stock(AtOnce):
         raise NotImplementedError
 
     def _leave(self) -> None:
-        """Take the head out."""
+        """Remove the head of the queue."""
         raise NotImplementedError
 
 
@@ -134,9 +134,9 @@ class Fcfs(Stock):
 
 
 class Hrrn(Fcfs):
-    """Highest response ratio next: tokens processed since arrival over own uncached tokens.
+    """Highest response ratio next: tokens processed since arrival over the request's own uncached tokens.
 
-    Beyond 128 waiting the server stops sorting and takes them as they stand.
+    With more than 128 waiting requests the server does not sort, and takes requests in their present order.
     """
 
     SORTED_UP_TO = 128
@@ -152,7 +152,7 @@ class Hrrn(Fcfs):
     def _sort(self, room: int) -> None:
         queue, processed = self._queue, self._processed
         if 1 < len(queue) <= self.SORTED_UP_TO:
-            # Equal ratios go by request id, which is random; any fixed scatter of the numbers does as well.
+            # SGLang orders equal ratios by request id, which is random; any fixed scatter of the numbers does as well.
             def key(r: Request) -> tuple[float, int]:
                 return -(processed - r.mark) / r.left, r.number * 2654435761 & 0xFFFFFFFF
 
@@ -166,7 +166,7 @@ class Hrrn(Fcfs):
 class ShortestFirst(Stock):
     """``shortest-prefill-first``: fewest uncached tokens first.
 
-    The prompt in progress leaves room for shorter ones that wait, and beside it no other is cut.
+    The prompt in progress leaves token budget for shorter waiting prompts. Beside this prompt no other is cut.
     """
 
     def __init__(self, chunk: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The requests that a server decodes, and when each of them had its tokens."""
+"""Requests that a server decodes, and the times of their tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Floats = NDArray[np.float64]
 
 
 class Streams:
-    """Every one of them has a token from every step, so a step costs the same to simulate however many there are."""
+    """Requests being decoded. Each step makes one token of each, so any number of them costs the same to simulate."""
 
     def __init__(self) -> None:
         self.count = self.context = 0
-        """Requests, and tokens of all their contexts."""
+        """Number of streams, and total tokens of their contexts."""
         self.steps = 0
-        """Steps so far, those in flight included."""
+        """Number of steps so far, including steps in flight."""
         self._last: dict[int, list[Request]] = {}
-        """By step: those whose last token it makes."""
+        """By step: requests whose last token the step makes."""
 
     def join(self, requests: Iterable[Request]) -> None:
-        """These have their first token; those of more are decoded from the next step on."""
+        """Add requests that have their first token; requests with more tokens are decoded from the next step on."""
         for r in requests:
             if r.output > 1:
                 r.first_step = self.steps
@@ -36,7 +36,7 @@ class Streams:
                 self.context += r.prompt + 1
 
     def step(self, batch: Batch) -> Batch:
-        """The same batch with a row of each of them."""
+        """Return the batch with one row of each stream added."""
         batch.streams, batch.context = self.count, self.context
         batch.last = self._last.pop(self.steps, [])
         self.steps += 1
@@ -46,17 +46,17 @@ class Streams:
 
 
 class TokenLog:
-    """When the steps of one server reached its clients, and whom they served."""
+    """Times at which the steps of one server reached its clients, and the streams of each step."""
 
     def __init__(self) -> None:
         self.at_s, self.streams = array("d"), array("l")
         self.requests: list[Request] = []
         """Finished requests."""
         self.most_context = 0
-        """Tokens of context of a step, at most."""
+        """Maximum tokens of context of a step."""
 
     def step(self, at_s: float, streams: int, context: int = 0) -> None:
-        """The next step's tokens are there."""
+        """Record that the tokens of the next step reach the clients."""
         self.at_s.append(at_s)
         self.streams.append(streams)
         self.most_context = max(self.most_context, context)
@@ -64,17 +64,17 @@ class TokenLog:
 
 @dataclass
 class Tokens:
-    """Times between tokens, and whose they are. Times in seconds."""
+    """Times between tokens of all streams, in seconds."""
 
     gaps: Floats
-    """Times between two tokens of a stream; those of one step are alike."""
+    """Times between two tokens of a stream; equal times of one step share an entry."""
     counts: Floats
-    """How many streams each of ``gaps`` was for."""
+    """Number of streams for each of ``gaps``."""
     logs: Sequence[TokenLog]
 
     @classmethod
     def of(cls, logs: Sequence[TokenLog], since_s: float = 0.0, until_s: float = math.inf) -> Tokens:
-        """All of these servers, of the tokens that came from then until then."""
+        """Return the times between tokens on all servers, for tokens that came from ``since_s`` until ``until_s``."""
         gaps, counts = [], []
         for log in logs:
             at, streams = np.array(log.at_s), np.array(log.streams, dtype=float)
@@ -95,7 +95,7 @@ class Tokens:
         return cls(np.concatenate([*gaps, empty]), np.concatenate([*counts, empty]), logs)
 
     def quantile(self, share: float) -> float:
-        """Time between tokens that this share of all is no longer than; NaN if there are none."""
+        """Return the time between tokens that this share of all times does not exceed; NaN if there are no times."""
         kept = self.counts > 0.0
         if not kept.any():
             return float("nan")
@@ -104,7 +104,7 @@ class Tokens:
         return float(gaps[min(int(np.searchsorted(counts, share * counts[-1])), len(gaps) - 1)])
 
     def late(self, most_s: float) -> dict[int, int]:
-        """By request number: how many of its tokens came later than this after the one before."""
+        """Return by request number: number of tokens that came more than ``most_s`` after the token before."""
         found: dict[int, int] = {}
         for log in self.logs:
             at = np.array(log.at_s)

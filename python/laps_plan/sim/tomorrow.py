@@ -1,6 +1,6 @@
-"""Policies that are proposed for stock servers, modelled from what their proposals say: no slot for one prompt alone.
+"""Policies proposed for stock servers, modelled from the proposals: several prompts can be in progress.
 
-Whatever is in progress keeps its memory, so there is a most of prompts in progress.
+A prompt in progress keeps its memory, so the number of prompts in progress is limited.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from laps_plan.sim.request import Batch, Request
 from laps_plan.sim.stock import Stock
 
 IN_PROGRESS = 8
-"""Prompts in progress at a time, at most."""
+"""Maximum number of prompts in progress at a time."""
 PATIENCE_S = 2.0
-"""D of PREFLOW's order: a wait of so long doubles a prompt's claim (seconds)."""
+"""D of PREFLOW's order (seconds): each wait of this length doubles a prompt's priority."""
 
 
 class Several(Stock):
-    """Several prompts in progress (sglang #34623): first come, first served, and the budget of each step is divided
-    evenly among them; what one leaves the others get."""
+    """Several prompts in progress (sglang #34623): first come, first served. The token budget of each step is divided
+    evenly among them; tokens that one prompt does not need go to the next."""
 
     def __init__(self, chunk: int | None) -> None:
         super().__init__(chunk)
@@ -52,7 +52,7 @@ class Several(Stock):
         return Batch(parts, ending) if parts else None
 
     def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
-        """Yield requests that may share the step, in order, each with its most tokens."""
+        """Yield requests that may share the step, in order, each with its maximum number of tokens."""
         own = sorted(self._queue[:IN_PROGRESS], key=lambda r: r.left)
         room, cut = self.budget, 0
         for i, request in enumerate(own):
@@ -61,7 +61,7 @@ class Several(Stock):
             cut += share < request.left
             yield request, share
         for request in self._queue[IN_PROGRESS:]:
-            # Those that end with this step take no place among those in progress.
+            # A request that ends with this step does not count as in progress.
             whole = request.left <= room
             if whole or cut < IN_PROGRESS:
                 room -= min(room, request.left)
@@ -70,8 +70,8 @@ class Several(Stock):
 
 
 class Interleaved(Several):
-    """Chunk interleaving (sglang #39717): the prompts in progress take turns, a chunk each, and those that fit whole
-    beside it go along."""
+    """Chunk interleaving (sglang #39717): the prompts in progress take turns, a chunk each; other prompts that fit
+    whole into the rest of the budget share the step."""
 
     def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
         if not self._queue:
@@ -83,7 +83,7 @@ class Interleaved(Several):
             if request.left <= room:
                 room -= request.left
                 yield request, request.left
-        # Its next turn comes after those of all others in progress, and of those that wait for a place among them.
+        # Its next turn comes after all others in progress, and before requests that wait for a place among them.
         self._queue = [*self._queue[1:IN_PROGRESS], first, *self._queue[IN_PROGRESS:]]
 
 

@@ -1,4 +1,4 @@
-"""The variants that are compared, by name, and how to build a fleet of one."""
+"""Compared variants, by name, and construction of a fleet of one variant."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from laps_plan.sim.tomorrow import Interleaved, Preflow, Several
 from laps_plan.traffic.streams import Stream
 
 POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
-"""Stock servers' own, and what is proposed for them."""
+"""Policies of stock servers, and policies proposed for them."""
 DUAL_ONLY = {"wait_window_ms": 0.0}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How each server schedules. ``policy``: a stock one; None: LAPS with the knobs in ``laps``."""
+    """Scheduling of each server. ``policy``: a stock policy; None: LAPS with the knobs in ``laps``."""
 
     policy: str | None = None
     laps: Mapping[str, Any] = field(default_factory=dict)
     graphs: bool = False
     """Full graphs for short batches."""
     eager: bool = False
-    """No prefill graphs of SGLang's own."""
+    """True: without SGLang's own prefill graphs."""
     passes: int = 0
-    """Passes of SGLang's prefill delayer, where ranks run steps together; 0 = it is off."""
+    """Passes of SGLang's prefill delayer, if ranks run steps together; 0 = off."""
 
     def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
-        """LAPS's knobs, ``more`` before its own."""
+        """Return the knobs of LAPS; ``more`` overrides the variant's own."""
         return LapsConfig(**{"graphs": self.graphs, **self.laps, **more})
 
     def scheduler(
         self, chunk: int | None, device: Device, more: Mapping[str, Any], memory: Memory | None = None
     ) -> Scheduler:
-        """A new one; ``more``: further knobs of LAPS. ``memory``: SGLang's own policies are simulated without limit."""
+        """Return a new scheduler; ``more``: further knobs of LAPS. ``memory``: limits LAPS only, not stock policies."""
         if self.policy is not None:
             return POLICIES[self.policy](chunk)
         return Laps(self.knobs(more), chunk, device.profile.model(), device=device, memory=memory)
 
     def ranks(self, profile: Profile, chunk: int | None, more: Mapping[str, Any]) -> GroupPolicy:
-        """A new one for a group of data-parallel attention ranks."""
+        """Return a new policy for a group of data-parallel attention ranks."""
         assert profile.group is not None
         if self.policy is None:
             knobs = self.knobs(more)
@@ -81,7 +81,7 @@ VARIANTS: dict[str, Variant] = {
     "dual": Variant(laps=DUAL_ONLY),
     "laps": Variant(),
     "laps-graphs": Variant(graphs=True),
-    # SGLang before it had prefill graphs: what the paper compares with.
+    # SGLang before it had prefill graphs: the paper's baseline.
     "eager-fcfs": Variant("fcfs", eager=True),
     "eager-fcfs-graphs": Variant("fcfs", eager=True, graphs=True),
     "eager-dual": Variant(laps=DUAL_ONLY, eager=True),
@@ -106,11 +106,11 @@ def run(
     overlap: bool = False,
     memory: tuple[int, float] | None = None,
 ) -> Outcome:
-    """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none).
+    """Simulate ``workload`` on ``servers`` servers of one variant behind ``router`` (one server needs none).
 
-    Where the profile has data-parallel attention ranks, ``chunk`` is divided among these, as SGLang does; ``assign``:
-    who picks the rank of a request (group.Assign); ``overlap``: with the overlap loop. ``memory``: arguments of
-    ``Memory``; None = without limit.
+    With data-parallel attention ranks, stock policies divide ``chunk`` among the ranks, as SGLang does; LAPS uses
+    RANK_CHUNK. ``assign``: rule for the rank of a request (group.Assign). ``overlap``: with the overlap loop.
+    ``memory``: arguments of ``Memory``; None = unlimited.
     """
     events = Events()
     profile = profile.eager() if variant.eager else profile

@@ -1,1 +1,1 @@
-"""Requests of clients and their times, for real servers and for simulated ones alike."""
+"""Requests of clients and their times, for real and for simulated servers."""

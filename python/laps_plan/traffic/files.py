@@ -1,4 +1,4 @@
-"""Recorded traffic in the formats that it is published in, told apart by their first line."""
+"""Recorded traffic in published formats, which are recognised by the first line of a file."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Turn(msgspec.Struct):
     session: str
     new_tokens: Tokens
     t_ms: Number
-    """Since the session's start."""
+    """Time since the session's start."""
     cached_tokens: Tokens = 0
     think_ms: Number | None = None
-    """From the answer before it to this request."""
+    """Time from the previous answer to this request."""
     output_tokens: Tokens = 0
 
 
@@ -48,7 +48,7 @@ class _Azure(msgspec.Struct):
 
 
 class _Blocks(msgspec.Struct):
-    """A line of Mooncake's or of Qwen-Bailian's."""
+    """A line of a Mooncake or Qwen-Bailian trace."""
 
     timestamp: Number
     input_length: Tokens
@@ -57,8 +57,8 @@ class _Blocks(msgspec.Struct):
 
 
 Row = tuple[float, int, int, list[int | str], int]
-"""Arrival (seconds), tokens, cached tokens, the names of its blocks, which say what of the tokens is cached, and tokens
-of the answer; 0 = unknown."""
+"""Arrival (seconds), tokens, cached tokens, block names, and tokens of the answer (0 = unknown). Block names determine
+how many of the tokens are cached."""
 
 
 def _plain(lines: Iterable[str]) -> Iterator[Row]:
@@ -67,8 +67,8 @@ def _plain(lines: Iterable[str]) -> Iterator[Row]:
 
 
 def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
-    """Sessions that start at any time of the span. A turn comes a pause after the answer before it, where the file
-    tells pauses; else at its recorded time, but never before that answer."""
+    """Return the jobs of sessions, which start at random times of the span. A turn comes a pause after the previous
+    answer, if the file has pauses; else at its recorded time, but never before that answer."""
     rng = random.Random(seed)
     sessions: dict[str, list[_Turn]] = {}
     for _, row in _csv(lines, _Turn):
@@ -103,7 +103,7 @@ def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
     reader = csv.DictReader(lines)
     for row in reader:
         try:
-            # An empty cell is one that is not there.
+            # An empty cell counts as a missing cell.
             yield reader.line_num, msgspec.convert({k: v for k, v in row.items() if k and v}, kind, strict=False)
         except msgspec.ValidationError as e:
             raise ValueError(f"line {reader.line_num}: {e}") from None
@@ -138,12 +138,12 @@ _FLAT: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "bailian": (_blocks(1.0), 16),
     "recording": (_recorded, 0),
 }
-"""Reader of each format, and its tokens in a block; 0 = it has no blocks."""
+"""Reader of each format, and tokens of a block; 0 = the format has no blocks."""
 FORMATS = (*_FLAT, SESSIONS)
 TOKEN_S = 0.02
-"""A client of a session has its whole answer so long after the first token, for each token of it (seconds)."""
+"""Time per token of an answer until the client of a session has the whole answer (seconds)."""
 SPAN_S = 4 * 3600.0
-"""Sessions without times of their own are spread over so long (seconds)."""
+"""Time over which the starts of sessions are spread (seconds)."""
 DRAWN = (
     "The times at which sessions start are drawn, over four hours; within a session a request follows the answer to "
     "the one before it."
@@ -155,7 +155,7 @@ INFINITE = (
 
 
 def kind_of(first: str) -> str:
-    """The format of a file with this first line. Raises ValueError."""
+    """Return the format of a file with this first line. Raises ValueError."""
     if first.lstrip().startswith("{"):
         try:
             found = msgspec.json.decode(first)
@@ -178,10 +178,10 @@ def kind_of(first: str) -> str:
 
 
 def read(path: Path, kind: str | None = None, seed: int = 0) -> Traffic:
-    """All of a file, also of one that is compressed (gzip); ``kind`` None: told by its first line. ``seed``: of what is
-    drawn.
+    """Return the traffic of a file, which can be compressed (gzip). ``kind``: its format; None: recognised by the first
+    line. ``seed``: for random times.
 
-    Raises ValueError or OSError, in one line that names the file, and the line where it is a broken one.
+    Raises ValueError or OSError, in one line that names the file, and the broken line if there is one.
     """
     try:
         with _opened(path) as f:
@@ -224,9 +224,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _prefixes(block: int) -> Callable[[list[int | str]], int]:
-    """Return a function that gives, for each prompt in turn, the tokens of its blocks that one before it began with
-    too."""
-    # A block counts only behind all of those before it: the same text elsewhere is another entry of the cache.
+    """Return a function that takes the block names of each prompt in turn, and returns the tokens of leading blocks
+    that an earlier prompt had, too."""
+    # A block counts only after the same earlier blocks: the same text elsewhere is another entry of the cache.
     nodes: dict[tuple[int, Hashable], int] = {}
 
     def cached(names: list[int | str]) -> int:

@@ -1,4 +1,4 @@
-"""Traffic as it was given: requests with their times, wherever they come from."""
+"""Given traffic: requests with their times, from any source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_plan.traffic.streams import around, in_turn
 POISSON = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
 
 Lengths = Callable[[random.Random], tuple[int, int]]
-"""Draws (new tokens, cached tokens) of one request."""
+"""Function that draws (new tokens, cached tokens) of one request."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Traffic:
 
     jobs: Sequence[Job]
     what: str
-    """In words: where it is from."""
+    """Origin of the traffic, in words."""
     notes: tuple[str, ...] = ()
     """Notes for readers, a sentence each."""
     timed: bool = True
-    """True if the times mean anything; else only a rate makes them."""
+    """True if the times are meaningful; False if the traffic has only a rate once ``at_rate`` sets it."""
 
     @property
     def rate(self) -> float:
@@ -34,11 +34,11 @@ class Traffic:
         return (len(self.jobs) - 1) / span_s if span_s > 0.0 else 0.0
 
     def at_rate(self, rate: float) -> Traffic:
-        """The same requests at ``rate`` per second: their times are stretched."""
+        """Return the same requests at ``rate`` per second, with scaled times."""
         return replace(self, jobs=stretched(self.jobs, self.rate / rate), timed=True)
 
     def cut(self, requests: int, *, newest: bool) -> Traffic:
-        """The first or the newest ``requests`` of it."""
+        """Return the traffic cut to its first or newest ``requests``."""
         jobs = in_turn(self.jobs[-requests:] if newest else self.jobs[:requests])
         if len(jobs) == len(self.jobs):
             return self
@@ -47,8 +47,8 @@ class Traffic:
 
 
 def stretched(jobs: Sequence[Job], factor: float) -> list[Job]:
-    """The same jobs, with ``factor`` times the time between them; the first comes at 0. Of conversations only the
-    beginnings: the pauses within them are the clients'."""
+    """Return the jobs with ``factor`` times the time between them; the first comes at 0. Only the starts of
+    conversations are scaled: the pauses within them are the clients'."""
     first_s = jobs[0].at_s
     moved: list[Job] = []
     begun: dict[int, float] = {}
@@ -59,7 +59,7 @@ def stretched(jobs: Sequence[Job], factor: float) -> list[Job]:
 
 
 def poisson(lengths: Lengths, requests: int, what: str, *, rate: float = 1.0, seed: int = 0, **more: bool) -> Traffic:
-    """So many requests of these lengths at Poisson times, ``rate`` per second. ``more``: as of Traffic."""
+    """Return ``requests`` requests of these lengths at Poisson times, ``rate`` per second. ``more``: see Traffic."""
     rng = random.Random(seed)
     jobs, at = [], 0.0
     for _ in range(requests):

@@ -1,4 +1,4 @@
-"""One request of a load, before it has any tokens."""
+"""One request of a load, as lengths and times without text."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ THRESHOLD = 256
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """When it is due, how many tokens it has, and which of them an earlier one had too."""
+    """Due time of a request, its number of tokens, and how many of them an earlier request had, too."""
 
     at_s: float
     new: int
-    """Tokens no request before it had."""
+    """Tokens that no earlier request had."""
     cached: int = 0
-    """Tokens before those: the beginning of ``stream``."""
+    """Tokens before the new tokens: the beginning of ``stream``."""
     stream: int = 0
     goes_on: bool = False
-    """True if the new tokens are the stream's next ones (a conversation), not tokens of its own. What comes before them
-    is cached where the conversation was served; any other history everywhere, as in a shared cache."""
+    """True if the new tokens continue the stream (a conversation): its history is cached where the conversation was
+    served. False if they are the job's own: any history is then cached everywhere, as in a shared cache."""
     after: int | None = None
-    """Index of the job whose answer it needs: it is due then, if that is later than ``at_s``."""
+    """Index of the job whose answer this job needs: it is due after that answer, if that is later than ``at_s``."""
     slo_s: float | None = None
-    """Deadline of the request, which the server is told (seconds to the first token)."""
+    """Deadline of the request as sent to the server (seconds to the first token)."""
     client: int = -1
     pause_s: float = 0.0
-    """After the answer that it needs, at least: the client's own time (seconds)."""
+    """Minimum time after the answer that the job needs: the client's own time (seconds)."""
     number: int = 0
-    """Unique in its load, where the load follows answers or is simulated."""
+    """Unique number in the load, if the load follows answers or is simulated."""
     output: int = 1
-    """Tokens of its answer, where a server that decodes is simulated."""
+    """Tokens of the answer, if a server that decodes is simulated."""
 
     @property
     def kind(self) -> str:

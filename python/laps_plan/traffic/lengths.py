@@ -1,4 +1,4 @@
-"""How long prompts are (tokens): each a way to draw one length."""
+"""Distributions of prompt lengths (tokens)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from collections.abc import Callable, Sequence
 from laps_plan.traffic import traces
 
 Sizes = Callable[[random.Random], int]
-"""Draws the new tokens of one request."""
+"""Function that draws the new tokens of one request."""
 
 
 def uniform(low: int, high: int) -> Sizes:
-    """Every length from ``low`` to ``high`` alike."""
+    """Return lengths from ``low`` to ``high``, all equally likely."""
     span = high - low + 1
     return lambda rng: low + int(rng.random() * span)
 
 
 def fixed(tokens: int) -> Sizes:
-    """Always ``tokens``."""
+    """Return the constant length ``tokens``."""
     return lambda rng: tokens
 
 
 def log_uniform(low: int, high: int) -> Sizes:
-    """Between ``low`` and ``high``, every factor alike."""
+    """Return lengths between ``low`` and ``high``, uniform in the logarithm."""
     base, span = math.log(low), math.log(high / low)
     return lambda rng: round(math.exp(base + span * rng.random()))
 
 
 def drawn(pool: Sequence[int]) -> Sizes:
-    """From a list of lengths."""
+    """Return lengths drawn from a list."""
     n = len(pool)
     return lambda rng: pool[int(rng.random() * n)]
 
 
 def lmsys(cap: int | None = None) -> Sizes:
-    """LMSYS-Chat-1M prompt lengths (python/laps_plan/traces), at most ``cap``."""
+    """Return LMSYS-Chat-1M prompt lengths (python/laps_plan/traces), at most ``cap``."""
     return drawn([max(1, job.new if cap is None else min(cap, job.new)) for job in traces.read("lmsys_lengths")])
 
 
 def mix(short: Sizes, long: Sizes, long_share: float) -> Sizes:
-    """``long`` with probability ``long_share`` (0..1), else ``short``."""
+    """Return lengths from ``long`` with probability ``long_share`` (0..1), else from ``short``."""
 
     def draw(rng: random.Random) -> int:
         return long(rng) if rng.random() < long_share else short(rng)

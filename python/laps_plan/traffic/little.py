@@ -1,9 +1,9 @@
-"""Closed loops that count everybody: figures of whole cycles, and Little's law as the check of them.
+"""Closed loops that count every request: figures of whole cycles, checked by Little's law.
 
-Answers that land in a stretch of time are not a measure of it: a prompt that is parked the whole time is in neither
-their rate nor their mean. Counted here is every request that was *sent* in the stretch, all of them waited for, while
-the clients go on asking; the time of a client is from its first of these to its last answer. So the mix that is counted
-is the mix that was asked, and rate times mean is the number of clients (Little's law), unless somebody was missed.
+The answers within a span of time do not measure the load: a prompt that is parked for the whole span is in neither
+their rate nor their mean. So every request *sent* within the span counts. The measurement waits for its answer while
+the clients go on sending. A client's time is from its first counted request to its last counted answer. So the counted
+mix is the sent mix, and rate times mean is the number of clients (Little's law), unless requests were missed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 OFF = 0.05
-"""By which rate times mean may miss the number of clients."""
+"""Allowed relative error of Little's law."""
 STEADY = 0.1, 0.9
-"""Requests of a closed loop between which those lie that are counted, as shares of all: at first long ones gather, at
-last there is no more work."""
+"""Counted part of a closed loop, as shares of all requests: at first long prompts gather, at the end work runs out."""
 
 
 class Asked(NamedTuple):
@@ -27,7 +26,7 @@ class Asked(NamedTuple):
     client: int
     sent_s: float
     took_s: float
-    """Until the answer was whole, and the client asked again."""
+    """Time until the answer was complete and the client sent again."""
     ttft_s: float
     tokens: int = 0
     """New tokens of its prompt."""
@@ -40,7 +39,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Steady:
-    """A closed loop in its steady state."""
+    """Figures of a closed loop in its steady state."""
 
     clients: int
     requests: int
@@ -49,19 +48,19 @@ class Steady:
     littles_ratio: float = 0.0
     """Requests/s times the mean time of a request, over ``clients``: 1, unless requests were missed."""
     tokens_per_s: dict[str, float] = field(default_factory=dict)
-    """New tokens of each class."""
+    """New tokens per second of each class."""
 
     @property
     def holds(self) -> bool:
-        """Return True if these figures are of everybody."""
+        """Return True if Little's law holds, so that no request was missed."""
         return abs(self.littles_ratio - 1.0) <= OFF
 
     def as_dict(self) -> dict[str, Any]:
-        """For a piece (JSON-ready)."""
+        """Return the figures (JSON-ready)."""
         return asdict(self)
 
     def require(self, what: str) -> Steady:
-        """Itself. Raises ConnectionError (one line) where Little's law does not hold."""
+        """Return the figures. Raises ConnectionError (one line) if Little's law does not hold."""
         if not self.holds:
             raise ConnectionError(
                 f"{what}: {self.requests_per_s:.3g} requests/s of {self.clients} clients do not add up "
@@ -71,14 +70,14 @@ class Steady:
 
 
 def steady(asked: Iterable[Asked], clients: int, begin_s: float, end_s: float) -> Steady:
-    """The figures of all requests that were sent from `begin_s` until `end_s`, each of which is in `asked`."""
+    """Return the figures of all requests sent from `begin_s` on and before `end_s`; all must be in `asked`."""
     counted = [a for a in asked if begin_s <= a.sent_s < end_s]
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for a in counted:
         first[a.client] = min(first.get(a.client, a.sent_s), a.sent_s)
         last[a.client] = max(last.get(a.client, a.sent_s), a.sent_s + a.took_s)
-    # One that asked nothing meanwhile waited all the time, and has no part in the mean: then the ratio says so.
+    # A client that sent nothing in the span waited all the time, and is not in the mean; the ratio shows that.
     spent_s = sum(last[c] - first[c] for c in first) + (clients - len(first)) * (end_s - begin_s)
     if not counted or spent_s <= 0.0:
         return Steady(clients, 0)

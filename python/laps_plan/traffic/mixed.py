@@ -1,4 +1,4 @@
-"""Traffic that nobody has recorded: a mix described by hand, or the lengths that a running server has counted."""
+"""Traffic without a recording: a mix described by hand, or the lengths that a running server has counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laps_plan.traffic.given import Lengths
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, uniform
 
 LONGEST = 10_000_000
-"""Tokens of a prompt described by hand."""
+"""Maximum tokens of a prompt described by hand."""
 _PART = re.compile(r"\s*(?P<share>[\d.]+)\s*%\s*(?P<kind>[a-z]+)(?::(?P<low>\d+)(?:-(?P<high>\d+))?)?\s*")
 _KINDS: dict[tuple[str, int], Callable[..., Sizes]] = {
     ("lmsys", 0): lmsys,
@@ -26,12 +26,12 @@ _KINDS: dict[tuple[str, int], Callable[..., Sizes]] = {
     ("uniform", 2): uniform,
     ("log", 2): log_uniform,
 }
-"""Each kind with how many lengths it takes."""
+"""Kinds of lengths, by name and number of parameters."""
 KINDS = "lmsys, lmsys:CAP, fixed:N, uniform:A-B, log:A-B"
 
 
 def by_hand(text: str) -> Lengths:
-    """Such as "95% lmsys:256, 5% log:1024-8192". Raises ValueError."""
+    """Return lengths described such as "95% lmsys:256, 5% log:1024-8192". Raises ValueError."""
     shares, kinds = [], []
     for part in text.split(","):
         found = _PART.fullmatch(part)
@@ -54,15 +54,15 @@ def by_hand(text: str) -> Lengths:
 
 
 def counted(lengths: Counted) -> Lengths:
-    """Return lengths as a server has counted them: each length of a bucket alike, with the mean of what was cached
-    there.
+    """Return lengths as a server has counted them: uniform within a bucket, with the mean of cached tokens of the
+    bucket.
 
-    Raises ValueError where there is no request among them.
+    Raises ValueError if no request was counted.
     """
     rows = []
     for before, b in zip([0, *(b.up_to for b in lengths.buckets)], lengths.buckets, strict=False):
         if b.requests:
-            # The last bucket holds what is longer too.
+            # The last bucket also holds longer requests.
             top = max(b.up_to, round(b.new_tokens / b.requests))
             low = max(before, int(b.up_to / 2**0.5))
             rows.append((b.requests, min(low + 1, top), top, round(b.cached_tokens / b.requests)))
@@ -78,10 +78,10 @@ def counted(lengths: Counted) -> Lengths:
 
 
 def ask(url: str, timeout_s: float = 10.0) -> tuple[Lengths, float, int]:
-    """(lengths, requests per second, requests counted) of the prefill server or router at ``url``, which is given the
-    key in the environment variable ``asking.KEY``, if there is one.
+    """Return (lengths, requests per second, requests counted) of the prefill server or router at ``url``, requested
+    with the key in the environment variable ``asking.KEY`` if it is set.
 
-    Raises ValueError, in one line, where it tells none.
+    Raises ValueError (one line) if the server reports no lengths.
     """
     asked = request_to(url, STATUS_ROUTE)
     whole = asked.full_url

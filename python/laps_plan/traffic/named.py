@@ -1,4 +1,4 @@
-"""The loads by name, real or simulated. Everything comes from a seed; nothing here knows a variant or a clock."""
+"""Loads by name, for real and simulated servers. All randomness comes from a seed, never from a variant or a clock."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from laps_plan.traffic.streams import in_turn, poisson, times
 
 @dataclass(frozen=True)
 class Offer:
-    """How much of a load, on a machine as it was measured."""
+    """Amount of load relative to a measured machine."""
 
     utilisation: float
-    """Offered work over what stock fcfs can do (1 = as much)."""
+    """Offered work divided by the capacity of stock fcfs."""
     span_s: float
     capacity_per_s: float
     """Requests/s of the workload's ``sample`` in a closed loop on stock fcfs."""
     lone_s: Callable[[int], float]
-    """Seconds a prefill of so many tokens takes alone."""
+    """Function that returns the time of a prefill of this many tokens alone (seconds)."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Workload:
 
     name: str
     what: str
-    """In words."""
+    """Description in words."""
     reuses: bool = field(default=False, kw_only=True)
-    """True if prompts share beginnings, which only end-to-end servers can show."""
+    """True if prompts share beginnings; only end-to-end servers show the effect."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
-        """Jobs whose rate in a closed loop is the capacity."""
+        """Return jobs whose rate in a closed loop is the capacity."""
         raise NotImplementedError
 
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
-        """Jobs in order of their times."""
+        """Return jobs in order of their times."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Drawn(Workload):
-    """Lengths drawn one by one; times Poisson, or burstier."""
+    """Lengths drawn independently; times Poisson, or burstier."""
 
     lengths: Sizes
     cv: float = 1.0
@@ -64,7 +64,7 @@ class Drawn(Workload):
 
 @dataclass(frozen=True)
 class Replayed(Workload):
-    """Consecutive rows of a trace: its lengths in its order, its times stretched to the rate wanted."""
+    """Consecutive rows of a trace: lengths in their order, times stretched to the wanted rate."""
 
     rows: Sequence[Job]
 
@@ -81,14 +81,14 @@ class Replayed(Workload):
 
 @dataclass(frozen=True)
 class Sea(Workload):
-    """Short prompts at Poisson times and, apart from them, long ones that make up a share of the *work*."""
+    """Short prompts at Poisson times and, independently, long prompts that make up a share of the *work*."""
 
     short: Sizes
     long_tokens: int
     long_work: float
     """Share of the offered work (0..1)."""
     regular: bool
-    """True if the long ones come at even intervals."""
+    """True if the long prompts come at even intervals."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         return [Job(0.0, self.short(rng)) for _ in range(n)]
@@ -106,18 +106,18 @@ class Sea(Workload):
 
 @dataclass(frozen=True)
 class Turns(Workload):
-    """Conversations: each turn's prompt is all that came before and a little more. Some open with a document.
+    """Conversations: each prompt is the whole history and a few new tokens. Some conversations open with a document.
 
-    A user sends the next turn a pause after the last one was due, but never before its answer.
+    A user sends the next turn a pause after the last turn was due, but never before the answer to that turn.
     """
 
     longest: int
-    """A conversation ends before its prompt grows beyond this (tokens)."""
+    """A conversation ends before its prompt exceeds this (tokens)."""
     turns: int = 8
     pause_s: float = 0.5
     """Mean time between the turns of one user."""
     document_share: float = 0.1
-    """Conversations that open with one (0..1)."""
+    """Share of conversations that open with a document (0..1)."""
 
     def _conversation(self, stream: int, begin_s: float, rng: random.Random) -> list[Job]:
         jobs, history, at = [], 0, begin_s
@@ -134,7 +134,7 @@ class Turns(Workload):
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         jobs: list[Job] = []
         while len(jobs) < n:
-            # Each a stream of its own, as a history that nobody sent before is not in any cache.
+            # Each job stands alone, because a history that was not sent before is in no cache.
             jobs += [replace(j, at_s=0.0, cached=0, goes_on=False) for j in self._conversation(0, 0.0, rng)]
         return jobs[:n]
 
@@ -146,15 +146,15 @@ class Turns(Workload):
 
 @dataclass(frozen=True)
 class Agents(Workload):
-    """Sessions of coding agents, eleven turns of each: a turn follows the answer before it after its pause."""
+    """Sessions of coding agents, ``each`` turns of a session: a turn follows the previous answer after a pause."""
 
     longest: int
-    """Prompts are cut to this (tokens)."""
+    """Prompts are cut to this length (tokens)."""
     each: int = 11
     pause_s: float = 30.0
-    """Longest time of a client's own between two turns."""
+    """Longest pause of a client between two turns (seconds)."""
     token_s: float = 0.02
-    """Time of a token of output (seconds)."""
+    """Time per token of output (seconds)."""
 
     def _sessions(self) -> list[list[turns.Turn]]:
         return turns.agents(self.longest, self.pause_s, self.token_s)
@@ -171,18 +171,18 @@ class Agents(Workload):
 
 HEADLINE_SHORT = (16, 128)
 OVERLOAD_SHORT = (128, 256)
-"""Large for short ones: the device is to be what is overloaded, not what reads requests on the same cores."""
+"""Long for short prompts, so that the device is overloaded and not the cores, which also read the requests."""
 CLOSED = "closed"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Lengths (tokens) that suit a machine."""
+    """Prompt lengths that suit a machine (tokens)."""
 
     longest: int
-    """No prompt is longer."""
+    """Longest prompt."""
     long: int
-    """A usual long prompt: several chunks."""
+    """Typical long prompt: several chunks."""
 
 
 def _azure(scale: Scale) -> Workload:
@@ -279,7 +279,7 @@ OPEN: dict[str, Callable[[Scale], Workload]] = {
 
 
 def make(name: str, scale: Scale) -> Workload:
-    """Raises ValueError for a name there is not."""
+    """Return the workload of this name. Raises ValueError for an unknown name."""
     if name not in OPEN:
         raise ValueError(f"no workload {name!r}: {', '.join((CLOSED, *OPEN))}")
     return OPEN[name](scale)

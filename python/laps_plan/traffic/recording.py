@@ -1,4 +1,4 @@
-"""A recording: lengths and times of requests as a server had them, with what is needed to run them again. No text."""
+"""A recording: lengths and times of a server's requests, and what a replay needs besides. No text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from laps_core.latency.step import Coefficients
 from laps_core.length import ClassName
 
 KIND = "laps-recording"
-"""In the first line of the file; the others are a request each (JSON lines)."""
+"""Kind in the first line of the file; each other line is a request (JSON lines)."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The server. Times in seconds."""
+    """Data of the server. Times in seconds."""
 
     kind: str = KIND
     model: Coefficients
@@ -23,9 +23,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     """The knobs (LapsConfig)."""
     chunk: int
-    """New tokens of a batch."""
+    """Maximum new tokens of a batch."""
     layers: int = 0
-    """Layers of the model; 0 = it runs no slices."""
+    """Layers of the model; 0 = the server runs no slices."""
     launch_s: float = 0.0
     """Host time to launch a pass in slices."""
     overlap: bool = False
@@ -40,15 +40,15 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     cls: ClassName = msgspec.field(name="class")
-    """Class it had there."""
+    """Class of the request on the server."""
     ttft_ms: float
-    """Measured."""
+    """Measured TTFT."""
     before_ms: float | None = None
-    """Until the scheduler could run it: tokenizing and the like; None = not known."""
+    """Time until the scheduler could run the request: tokenizing and the like; None if unknown."""
     after_ms: float | None = None
-    """From its prefill to the client: the transfer and the like; None = not known."""
+    """Time from prefill to the client: the transfer and the like; None if unknown."""
     host_ms: float | None = None
-    """While the host built and launched batches and the device was idle; None = not known."""
+    """Time in which the host built and launched batches while the device was idle; None if unknown."""
     rank: int = 0
     """Data-parallel rank."""
 
@@ -65,7 +65,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def lines_of(lines: Iterable[str]) -> tuple[Head, list[Recorded]]:
-    """Server and requests of the lines of a recording. Raises ValueError that names the line."""
+    """Return server and requests from the lines of a recording. Raises ValueError that names the line."""
     head: Head | None = None
     found: list[Recorded] = []
     for n, line in enumerate(lines, 1):
@@ -84,7 +84,7 @@ def lines_of(lines: Iterable[str]) -> tuple[Head, list[Recorded]]:
 
 
 def read(path: Path) -> Recording:
-    """Undo ``Recording.save``. Raises ValueError or OSError, in one line that names the file."""
+    """Return the recording that ``Recording.save`` wrote. Raises ValueError or OSError (one line, with the file)."""
     try:
         with path.open(encoding="utf-8") as f:
             return Recording(*lines_of(f))

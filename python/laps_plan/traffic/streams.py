@@ -1,6 +1,6 @@
-"""Loads as streams of jobs, some of which follow answers; the same seed gives the same ones.
+"""Loads as streams of jobs, some of which follow answers; the same seed gives the same jobs.
 
-What ``engine.simulate`` plays. An open one is a list of jobs in order, which is what the client replays.
+``engine.simulate`` plays a stream. An open load is a list of jobs in order, which is what the client replays.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, uniform
 
 TURNAROUND_S = (0.2e-3, 3e-3)
-"""How soon a client in a closed loop sends again: uniform (seconds)."""
+"""Range of the time after which a client in a closed loop sends again: uniform (seconds)."""
 SPACING_S = 1e-3
-"""Mean time between the members of a burst (seconds)."""
+"""Mean time between the requests of a burst (seconds)."""
 TURN, REPLY = uniform(10, 200), uniform(50, 400)
 
 
 class Stream(Protocol):
-    """Requests that come by themselves, and requests that follow answers."""
+    """Requests with times of their own, and requests that follow answers."""
 
     @property
     def follows(self) -> bool:
         """Return True if ``answered`` ever names a next request."""
 
     def arrivals(self) -> Iterator[Job]:
-        """In order of time. May be read once."""
+        """Yield the jobs that do not follow an answer, in order of time. Can be read only once."""
 
     def answered(self, now: float, job: Job) -> Job | None:
-        """The request that follows ``job``, answered at ``now``."""
+        """Return the job that follows ``job``, answered at ``now``; None if no job does."""
 
 
 # -- open loads
 
 
 def times(gap: Callable[[], float], span_s: float) -> Iterator[float]:
-    """Arrival times (seconds) from the times between them, each drawn when it is asked for."""
+    """Yield arrival times (seconds) before ``span_s``. ``gap`` draws the time to the next arrival when it is needed."""
     at = gap()
     while at < span_s:
         yield at
@@ -46,12 +46,12 @@ def times(gap: Callable[[], float], span_s: float) -> Iterator[float]:
 
 
 def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> Iterator[float]:
-    """Arrival times (seconds), each drawn when it is asked for."""
+    """Yield the arrival times of a Poisson process (seconds), each drawn when it is needed."""
     return times(lambda: rng.expovariate(rate_per_s), span_s)
 
 
 def in_turn(jobs: Iterable[Job]) -> list[Job]:
-    """Jobs in order of their times, where each of a conversation waits for the answer before it."""
+    """Return the jobs in order of their times; each job of a conversation waits for the previous answer."""
     found: list[Job] = []
     last: dict[int, int] = {}
     for i, job in enumerate(sorted(jobs, key=lambda job: job.at_s)):
@@ -61,8 +61,8 @@ def in_turn(jobs: Iterable[Job]) -> list[Job]:
 
 
 def around(jobs: Iterable[Job], span_s: float) -> list[Job]:
-    """Conversations in a span that has neither beginning nor end: what lies beyond it is at its beginning, as if that
-    conversation had begun before. So there are as many at all times."""
+    """Return conversations wrapped around a span: jobs beyond its end move to its beginning, as if their conversation
+    had started earlier. So the number of conversations is about the same at all times."""
     pieces: dict[tuple[int, int], int] = {}
     found: list[Job] = []
     for job in jobs:
@@ -74,10 +74,10 @@ def around(jobs: Iterable[Job], span_s: float) -> list[Job]:
 
 @dataclass
 class Open:
-    """``n`` requests at ``rate`` per second, whatever comes back.
+    """``n`` requests at ``rate`` per second, independent of answers.
 
-    ``burst`` 1: a Poisson process. More: bursts of that many on average (geometric), a Poisson process each, whose
-    members come SPACING_S apart on average.
+    ``burst`` 1: a Poisson process. More: bursts of that many requests on average (geometric), at Poisson times;
+    requests of a burst come SPACING_S apart on average.
     """
 
     sizes: Sizes
@@ -120,7 +120,7 @@ class Open:
 
 @dataclass
 class Trace:
-    """Given jobs. One with an ``after`` comes a pause after that one is answered, if that is later."""
+    """Given jobs. A job with ``after`` comes a pause after the answer to that job, but not before its own time."""
 
     rows: Sequence[Job]
     slo_s: float | None = None
@@ -133,7 +133,7 @@ class Trace:
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        # An answer may come long before its follower's place in the list.
+        # An answer can come long before its follower's place in the list.
         self._waiting = {row.after: self._job(i) for i, row in enumerate(self.rows) if row.after is not None}
         return (self._job(i) for i, row in enumerate(self.rows) if row.after is None)
 
@@ -152,7 +152,7 @@ class Trace:
 
 @dataclass
 class Closed:
-    """``clients`` that each send the next request a turnaround after the last answer, ``n`` requests in all."""
+    """``clients`` that each send the next request a turnaround time after the last answer, ``n`` requests in total."""
 
     sizes: Sizes
     clients: int
@@ -165,7 +165,7 @@ class Closed:
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        # A stream of lengths per client: what a client asks does not depend on who was answered first.
+        # Each client has its own random lengths, so that its requests do not depend on the order of answers.
         self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.clients)]
         first = [self._next(0.0, i) for i in range(int(min(self.clients, self.n)))]
         return iter(sorted(first, key=lambda job: job.at_s))
@@ -184,7 +184,7 @@ class Closed:
 
 @dataclass
 class Sessions(Closed):
-    """Conversations: ``clients`` at a time, each a new one when its last is over; ``sizes`` of their first turns.
+    """Conversations: ``clients`` at a time, each replaced by a new one at its end; ``sizes``: lengths of first turns.
 
     A turn adds ``turn`` new tokens and later the ``reply`` of the model to the history; the next turn comes ``think_s``
     (exponential, mean) after the answer. The history is cached where the conversation was served before.

@@ -10,9 +10,9 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import poisson
 
 SPREAD = 0.8
-"""Standard deviation of the logarithm of lengths, around the mean that is told of a task."""
+"""Standard deviation of the logarithm of lengths, around the mean length of a task."""
 LONGEST = 32768
-"""Tokens."""
+"""Maximum length of a prompt (tokens)."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ OBJECTIVES_S = {
     "32b": (0.5, 1.0, 7.5, 9.0),
     "70b": (1.0, 2.0, 15.0, 18.0),
 }
-"""Time to first token of each task, by the size of the model; of 32B half of that of 70B (seconds)."""
+"""Objective for the time to first token of each task, by model size (seconds); for 32B half of that for 70B."""
 
 
 def jobs(rate: float, count: int, model: str, scale: float, seed: int) -> list[Job]:
-    """About ``count`` requests at ``rate`` per second with their objectives, times ``scale``, as deadlines."""
+    """Return about ``count`` requests at ``rate`` per second, with deadlines of ``scale`` times the objectives."""
     rng = random.Random(seed)
     found = []
     for at in poisson(rate, count / rate, rng):

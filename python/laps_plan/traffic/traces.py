@@ -17,8 +17,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "traces"
 
 
 def load(path: Path) -> list[Job]:
-    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens,output_tokens``, of which all but the second may be
-    missing, by arrival; without times (all 0) as it stands there.
+    """Return the rows of a gzip CSV with ``arrival_ms,new_tokens,cached_tokens,output_tokens``; only the second is
+    needed. They are in order of arrival, or of the file if it has no times (all 0).
 
     Raises OSError, KeyError or ValueError.
     """
@@ -37,14 +37,14 @@ def load(path: Path) -> list[Job]:
 
 @cache
 def read(name: str) -> tuple[Job, ...]:
-    """All of a trace that is here. Raises OSError."""
+    """Return all rows of a trace in FOLDER. Raises OSError."""
     return tuple(load(FOLDER / f"{name}.csv.gz"))
 
 
 def shrink(rows: Sequence[Job], longest: int) -> tuple[float, list[Job]]:
-    """(factor, rows): lengths scaled so that the 99th percentile of whole prompts is at most ``longest`` tokens.
+    """Return (factor, rows): lengths scaled so that the 99th percentile of whole prompts is at most ``longest`` tokens.
 
-    What is longer even then is cut to ``longest``: one prompt in a hundred or fewer.
+    Prompts that are still longer, at most one in a hundred, are cut to ``longest``.
     """
     factor = min(1.0, longest / float(np.quantile([r.new + r.cached for r in rows], 0.99)))
     scaled = []

@@ -1,4 +1,4 @@
-"""Recorded sessions of coding agents: each turn follows the answer before it, after the pause that the client made."""
+"""Recorded sessions of coding agents: each turn follows the previous answer, after the client's pause."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Turn(NamedTuple):
     new: int
     cached: int
     pause_s: float
-    """From the answer before it: the client's own time, and that of the output."""
+    """Time from the first token of the previous answer: the client's own time, and that of the output."""
     output: int = 1
-    """Tokens of its answer."""
+    """Tokens of the answer."""
 
 
 def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None = None) -> list[Job]:
-    """Requests of sessions that begin at these times (seconds), due as if answers took no time. ``span_s``: as of
-    ``streams.around``; None: a session lasts as long as it does."""
+    """Return the requests of sessions that start at these times (seconds), due as if answers took no time. ``span_s``:
+    see ``streams.around``; None: sessions are not wrapped."""
     found: list[Job] = []
     for i, (at, turns) in enumerate(sessions):
         for n, turn in enumerate(turns):
@@ -40,8 +40,8 @@ def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None 
 
 @cache
 def agents(longest: int, pause_s: float, token_s: float, path: Path = FOLDER / "agents.csv.gz") -> list[list[Turn]]:
-    """Sessions of coding agents. ``longest``, ``pause_s``: prompts (tokens) and pauses are cut to these; ``token_s``:
-    of a token of output. Raises OSError."""
+    """Return sessions of coding agents. ``longest``, ``pause_s``: prompts (tokens) and pauses are cut to these;
+    ``token_s``: time per token of output. Raises OSError."""
     found: dict[str, list[Turn]] = {}
     said: dict[str, int] = {}
     with gzip.open(path, "rt", encoding="utf-8", newline="") as f:
@@ -58,8 +58,8 @@ def agents(longest: int, pause_s: float, token_s: float, path: Path = FOLDER / "
 def stretches(
     sessions: Sequence[Sequence[Turn]], each: int, rate: float, span_s: float, rng: random.Random
 ) -> list[tuple[float, Sequence[Turn]]]:
-    """``each`` turns around a random one of a session, begun at Poisson times for ``span_s``: about ``rate`` requests
-    per second."""
+    """Return stretches of ``each`` turns around a random turn of a session, started at Poisson times for ``span_s``:
+    about ``rate`` requests per second."""
     places = [(s, i) for s in sessions for i in range(len(s))]
     made = []
     for at in poisson(rate / (each - 1), span_s, rng):

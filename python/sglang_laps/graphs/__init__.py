@@ -1,7 +1,7 @@
 """Full CUDA graphs for batches of short prefills, beside SGLang's own prefill graphs (LAPS, s3.1).
 
-One more ``PrefillCudaGraphRunner`` of SGLang, as it is, captures a ladder of row counts under the full backend. Both
-paths are timed at start; a batch then goes the way that was faster. ``laps_core/ladder.py`` holds the policy.
+A second, unchanged ``PrefillCudaGraphRunner`` of SGLang captures a ladder of row counts with the full backend. Both
+paths are timed at start; each batch then takes the faster path. ``laps_core/ladder.py`` holds the policy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CAPTURED = "model_executor.model_runner.ModelRunner.init_cuda_graphs"
-"""Hooked: after it, SGLang's own graphs are captured."""
+"""Method that LAPS hooks: when it returns, SGLang's own graphs are captured."""
 
 ATTENTION: dict[str, tuple[str, ...]] = {"cuda": ("FlashAttentionBackend",)}
-"""By device: attention backends whose metadata for many request slots outlives a capture. Tests run this one's."""
+"""Attention backends, by device, whose metadata for many request slots outlives a capture. Tests run this backend's."""
 
 
 def install(config: LapsConfig) -> None:
-    """Register the hook, if ``config.graphs``. Call while plugins are being loaded in a scheduler process."""
+    """Register the hook if ``config.graphs`` is set. Call this while a scheduler process loads its plugins."""
     if not config.graphs:
         return
 
@@ -38,8 +38,8 @@ def install(config: LapsConfig) -> None:
 
 
 def attach(model_runner: Any, config: LapsConfig) -> None:
-    """Capture, time, and put a front before the stock runner; one line where that cannot be. On all ranks, after
-    ``model_runner.init_cuda_graphs()``, with nothing served yet."""
+    """Capture and time the graphs, and put a front before the stock runner; log one line if the graphs are off. Call
+    this on all ranks after ``model_runner.init_cuda_graphs()``, before the first request."""
     from sglang_laps.graphs.capture import build
 
     model_runner.laps_graphs = built = build(model_runner, config, ATTENTION)
@@ -50,7 +50,7 @@ def attach(model_runner: Any, config: LapsConfig) -> None:
 
 
 def replays(model_runner: Any) -> int:
-    """Batches replayed since start."""
+    """Return the number of batches replayed since start."""
     return int(getattr(getattr(model_runner, "laps_graphs", None), "replayed", 0))
 
 

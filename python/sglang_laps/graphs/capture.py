@@ -1,4 +1,4 @@
-"""The ladder's graphs are captured after SGLang's own, and both paths timed back to back."""
+"""Capture of the ladder's graphs after SGLang's own graphs, and timing of both paths back to back."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 REPEATS = 9
 """Forward passes of each path for each row count; the first warms up, the median of the others counts."""
 WEIGHT_ONLY = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
-"""Quantizations that leave activations alone. A scale taken over all rows would let the padded ones sway the real."""
+"""Quantizations that leave activations alone. With a scale over all rows, padded rows would change the real rows."""
 
 
 def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]) -> PrefillFront | str:
-    """The front of a model runner, or why there is none. ``backends``: attention backends to be had, by device."""
+    """Return the front of a model runner, or why it has none. ``backends``: supported attention backends by device."""
     if reason := _unsupported(runner, backends):
         return reason
     chunk, slots = get_schedule().chunked_prefill_size, runner.req_to_token_pool.size
@@ -47,12 +47,12 @@ def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]
         full: Any = getattr(made, "runner", None)
         if not hasattr(full, "capture_num_tokens"):
             return "SGLang cannot capture full prefill graphs of this model (see the line above)"
-        ladder = replace(ladder, rows=tuple(full.capture_num_tokens))  # it may leave some out
+        ladder = replace(ladder, rows=tuple(full.capture_num_tokens))  # SGLang can leave some out
         always = config.graph_strategy == "always"
         times = {n: (1.0, 0.0) if always else _times(runner, stock, full, ladder.sample(n)) for n in ladder.rows}
     except Exception as e:
         if group.world_size > 1:
-            raise  # the others wait for this rank in the midst of their captures
+            raise  # the other ranks wait for this rank during their captures
         logger.debug("prefill graph capture failed", exc_info=True)
         return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}"
     finally:
@@ -66,7 +66,7 @@ def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]
 
 @contextmanager
 def _full_backend(ladder: Ladder) -> Iterator[None]:
-    """SGLang's prefill graph settings as the ladder needs them; the server's own afterwards."""
+    """Give SGLang the prefill graph settings that the ladder needs, and restore the server's own afterwards."""
     config, rows = get_exec().graph.cuda_graph_config, list(ladder.rows)
     held = config.prefill
     config.prefill = PhaseConfig(backend=Backend.FULL, bs=rows, max_bs=rows[-1], full_prefill_max_req=ladder.slots)
@@ -77,7 +77,7 @@ def _full_backend(ladder: Ladder) -> Iterator[None]:
 
 
 def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | None:
-    """Return what the graphs cannot be combined with, or None. The same on every rank."""
+    """Return the feature in use that the graphs do not support, or None. The same on every rank."""
     parallel, device = get_parallel(), runner.device
     attention = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
     name, known = type(attention).__name__, backends.get(device, ())
@@ -101,7 +101,7 @@ def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | No
 
 
 def _times(runner: Any, stock: Any, full: Any, new: list[int]) -> tuple[float, float]:
-    """Seconds of a batch with so many new tokens per request: stock path, full graph (infinite if it takes none)."""
+    """Return the seconds of a batch with `new` tokens per request: stock path, full graph (inf if not replayed)."""
     took, device = {stock: list[float](), full: list[float]()}, torch.get_device_module(runner.device)
     for _ in range(REPEATS):
         for path, seconds in took.items():
@@ -117,9 +117,9 @@ def _times(runner: Any, stock: Any, full: Any, new: list[int]) -> tuple[float, f
 
 
 def _batch(runner: Any, full: Any, new: list[int]) -> ForwardBatch:
-    """Requests of so many new tokens without history. Their KV goes to slot 0, the sink: there may be no other yet.
+    """Return requests with `new` tokens each, without history. KV goes to slot 0 (the sink): no other may exist yet.
 
-    Any tokens, the same on all ranks: with one token everywhere a mixture of experts would read a few experts only.
+    The tokens are random, but the same on all ranks: with one token everywhere, few experts of a mixture would be read.
     """
     tokens, count, translator = sum(new), len(new), runner.kv_index_translator
     seeded = torch.Generator("cpu").manual_seed(tokens)

@@ -1,4 +1,4 @@
-"""Stand-in for ModelRunner's prefill graph runner: a full graph where it is faster, the stock runner for all else."""
+"""Stand-in for ModelRunner's prefill graph runner: a full graph if that is faster, else the stock runner."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 
 class PrefillFront:
-    """Looks each batch up. Batch and ladder alone decide, so all ranks decide the same.
+    """Choice of the runner for each batch. Only the batch and the ladder decide, so all ranks decide the same.
 
-    ``stock``: what SGLang made (a graph runner, its eager runner, or None). ``full``: the one with the ladder's graphs.
+    ``stock``: SGLang's own runner (for graphs, or eager), or None. ``full``: the runner with the ladder's graphs.
     """
 
     def __init__(self, stock: Any, full: Any, ladder: Ladder, capture: dict[str, float]) -> None:
@@ -42,7 +42,7 @@ class PrefillFront:
 
     def _choose(self, forward_batch: ForwardBatch) -> int | None:
         new = forward_batch.extend_seq_lens_cpu
-        # Other modes, such as a slice's, have attention metadata of their own.
+        # Other forward modes have attention metadata of their own.
         if forward_batch.forward_mode != ForwardMode.EXTEND or new is None or not self.ladder.admits(new):
             return None
         rows, why = self.ladder.choose(new)
@@ -52,7 +52,7 @@ class PrefillFront:
         return rows
 
     def status(self) -> dict[str, Any]:
-        """Counters since start, JSON-ready. ``batches``: those that L and B admit; rows in tokens."""
+        """Return counters since start, JSON-ready. ``batches``: batches that L and B admit; rows are tokens."""
         batches, replayed, rows = self._why.total(), self.replayed, sum(n * hits for n, hits in self._hits.items())
         return {
             "on": True, "row_counts": list(self.ladder.rows), "faster": sorted(self.ladder.faster), **self._capture,

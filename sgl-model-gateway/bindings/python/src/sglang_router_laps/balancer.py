@@ -1,5 +1,4 @@
-"""LapsBalancer takes MiniLB's place in the stock launcher: it serves our router, within the limit of file
-descriptors."""
+"""MiniLB's replacement in the stock launcher: it serves our router within the limit of file descriptors."""
 
 from __future__ import annotations
 
@@ -31,19 +30,19 @@ from .tracing import Tracer
 logger = logging.getLogger(__name__)
 
 PER_REQUEST = 3
-"""File descriptors per request: the client's connection, one to a prefill and one to a decode server."""
+"""File descriptors per request: connections to the client, a prefill server and a decode server."""
 PER_SERVER = 2
 """File descriptors per server: health probes and load queries."""
 SERVERS = 64
-"""Least number of servers to keep file descriptors for: servers may join later."""
+"""Least number of servers for which file descriptors are reserved, because servers can join later."""
 SPARE = 16
 """File descriptors for log files, aborts, status pages and idle clients."""
 
 
 class LapsBalancer:
-    """Implements MiniLB's interface for the stock launcher and routes: ``start``, ``prefill_urls``, ``decode_urls``.
+    """Balancer with MiniLB's interface for the stock launcher and routes: ``start``, ``prefill_urls``, ``decode_urls``.
 
-    Raises ConfigError when the servers do not fit the configuration.
+    Raises ConfigError if a stock flag is refused or missing, or if the servers do not fit the configuration.
     """
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
@@ -53,12 +52,12 @@ class LapsBalancer:
     # The stock routes that query the servers (model_info, ...) use these two lists.
     @property
     def prefill_urls(self) -> list[str]:
-        """Healthy prefill servers; all of them when none is healthy. Raises HTTPException when there are none."""
+        """URLs of healthy prefill servers, or of all if none is healthy. Raises HTTPException if no server is known."""
         return _healthy(self.router.pools.instances)
 
     @property
     def decode_urls(self) -> list[str]:
-        """Healthy decode servers; all of them when none is healthy. Raises HTTPException when there are none."""
+        """URLs of healthy decode servers, or of all if none is healthy. Raises HTTPException if no server is known."""
         return _healthy(self.router.decoders)
 
     def start(self) -> None:
@@ -79,8 +78,8 @@ class LapsBalancer:
             open_for = "only answers GET" if is_local(router.args) else "is closed"
             logger.info("/workers %s: neither --api-key nor --control-plane-api-keys is given", open_for)
         AccessLog.to_stderr()
-        # The stock module imports all of SGLang: half a million objects. Each full garbage collection would take 170
-        # ms, with every request waiting.
+        # The stock module may import all of SGLang (half a million objects). Each full garbage collection would then
+        # stop all requests for 170 ms.
         gc.collect()
         gc.freeze()
         Server(self.server_config(), router).run()
@@ -110,14 +109,14 @@ class LapsBalancer:
 
 
 class Server(uvicorn.Server):
-    """Marks the router as draining on a stop signal."""
+    """uvicorn's server, which marks the router as draining on a stop signal."""
 
     def __init__(self, config: uvicorn.Config, router: Router) -> None:
         super().__init__(config)
         self._router = router
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Mark the router as draining; uvicorn calls this on a signal."""
+        """Mark the router as draining. uvicorn calls this method on a signal."""
         self._router.draining = True
         super().handle_exit(sig, frame)
 
@@ -129,7 +128,7 @@ def _healthy(instances: Collection[Instance]) -> list[str]:
 
 
 def raise_limit() -> int:
-    """Raise this process's soft limit of descriptors to its hard one. Returns the limit."""
+    """Raise this process's soft limit of file descriptors to the hard limit. Return the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -140,8 +139,8 @@ def raise_limit() -> int:
 
 
 def requests_at_most(limit: int, servers: int, queued: int) -> int:
-    """Return how many requests at a time ``limit`` descriptors allow, with those open already, ``servers`` servers and
-    ``queued`` requests in the queue."""
+    """Return how many concurrent requests ``limit`` file descriptors allow, less the descriptors that are open already
+    and those for ``servers`` servers and ``queued`` requests in the queue."""
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
     try:

@@ -1,7 +1,7 @@
-"""The router's command line with the LAPS flags added, and the balancer that it starts.
+"""Command line of the stock router with the LAPS flags, and the choice of the balancer to start.
 
-``LapsRouterArgs`` and ``make_balancer`` replace two names of sglang_router.launch_router, through the patch or our own
-launcher.
+``LapsRouterArgs`` and ``make_balancer`` replace RouterArgs and MiniLoadBalancer in sglang_router.launch_router, either
+by the patch or by our own launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SWITCH = "enable-laps-alloc"
 class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
     """RouterArgs with an AllocConfig if ``--enable-laps-alloc`` is given.
 
-    ``laps`` is no dataclass field: the Rust router takes every field as an argument of its own.
+    ``laps`` is not a dataclass field, because the Rust router gets every field as an argument.
     """
 
     laps: AllocConfig | None = None
@@ -31,13 +31,13 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
     def add_cli_args(
         parser: argparse.ArgumentParser, use_router_prefix: bool = False, exclude_host_port: bool = False
     ) -> None:
-        """Add the stock flags and the LAPS group."""
+        """Add the stock flags and the group of LAPS flags."""
         RouterArgs.add_cli_args(parser, use_router_prefix, exclude_host_port)
         add_laps_args(parser, "router-" if use_router_prefix else "")
 
     @classmethod
     def from_cli_args(cls, args: Any, use_router_prefix: bool = False) -> RouterArgs:
-        """Build from parsed flags. A bad LAPS value ends the program: one line on stderr, exit status 2."""
+        """Build arguments from parsed flags. A bad LAPS value ends the program: one line on stderr, exit status 2."""
         if isinstance(args, RouterArgs):
             return args
         made = super().from_cli_args(args, use_router_prefix)
@@ -55,12 +55,12 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
 def make_balancer(router_args: RouterArgs) -> Any:
     """Return the stock MiniLB, or LapsBalancer if allocation is on.
 
-    Ends the program (one line on stderr, exit status 2) when the servers do not fit the configuration.
+    Ends the program (one line on stderr, exit status 2) if LapsBalancer raises ConfigError.
     """
     config = getattr(router_args, "laps", None)
     if config is None:
         return mini_lb.MiniLoadBalancer(router_args)
-    # Imported late: the stock router must not pay for what it does not use.
+    # Imported late, so that the stock router does not load modules that it does not use.
     from .balancer import LapsBalancer
 
     try:
@@ -70,7 +70,7 @@ def make_balancer(router_args: RouterArgs) -> Any:
 
 
 def fail(line: str) -> NoReturn:
-    """Print an error of the command line and exit with status 2."""
+    """Print an error line to stderr and exit with status 2."""
     print(f"error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -85,7 +85,7 @@ FLAG_KNOBS = (
 
 
 def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    """Add the LAPS group. ``parse_laps`` checks the values and reports errors in one line."""
+    """Add the group of LAPS flags. ``parse_laps`` checks the values and reports errors in one line."""
     group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB)")
     switch = "Route short and long prompts to prefill pools of their own and keep the pools in balance"
     group.add_argument(f"--{prefix}{SWITCH}", action="store_true", help=switch)
@@ -96,7 +96,7 @@ def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
 
 
 def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None:
-    """Return the AllocConfig of parsed flags; None when allocation is off. Raises ConfigError on a bad value."""
+    """Return the AllocConfig of parsed flags, or None if allocation is off. Raises ConfigError on a bad value."""
 
     def value(flag: str) -> Any:
         return getattr(args, prefix + flag.removeprefix("--").replace("-", "_"), None)

@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 FLAGS = "flags"
 """Source name of the servers on the command line."""
 LOOK_S = 0.2
-"""Period of checks whether a draining server has finished (seconds)."""
+"""Period of the checks that a draining server has finished (seconds)."""
 LINGER_S = 5.0
-"""Time for which a finished server's connections stay open (seconds), for the end of the prefill server's reply and for
-aborts."""
+"""Time for which the connections of a drained server stay open (seconds), for the rest of a prefill server's reply and
+for aborts."""
 
 
 class Membership:
-    """Lists of servers by role and state. The list objects never change, so that holders see servers come and go.
+    """Lists of servers by role and state. The lists are changed in place, so that all holders see servers come and go.
 
-    Raises ConfigError when the servers do not fit the configuration.
+    Raises ConfigError if the servers do not fit the configuration.
     """
 
     def __init__(self, args: RouterArgs, config: AllocConfig, tasks: Tasks) -> None:
@@ -61,12 +61,12 @@ class Membership:
         self.source: dict[Instance, str] = {}
         """Source that named each server."""
         self.draining: dict[Instance, Task | None] = {}
-        """Servers that get no new requests and finish those in flight."""
+        """Servers that get no new requests and finish the requests in flight, each with the task that drains it."""
         self._args = args
         self._tasks = tasks
         self._signal_s, self._threshold = config.pressure.sample_s, config.threshold
         self._found: dict[str, dict[str, Found]] = {}
-        """Servers named last by each source, by URL."""
+        """Servers that each source named last: source -> URL -> server."""
         self._watchers: dict[Instance, Task | None] = {}
         self._open = False
         for i in (*self.pools.instances, *self.pools.decoders):
@@ -86,13 +86,13 @@ class Membership:
             self._tasks.keep(f"discovery of {source.name}", partial(source.run, partial(self.follow, source.name)))
 
     def at(self, url: str) -> Instance | None:
-        """Return the server at ``url`` that gets requests, else one that drains there."""
+        """Return the server at ``url`` that gets requests, else a draining server there, else None."""
         url = url.rstrip("/")
         return next(iter(sorted((i for i in self.instances if i.url == url), key=self.draining.__contains__)), None)
 
     def add(self, role: Role, url: str, bootstrap_port: int | None, source: str) -> Instance:
-        """Return the server at ``url``, added if there is none; it gets requests once its health checks pass. A
-        draining server is taken back. Raises ValueError if a server of another kind is at ``url``."""
+        """Return the server at ``url``, after adding it if necessary: it gets requests once its health checks pass. A
+        draining server of the same kind is taken back. Raises ValueError if another kind of server is active there."""
         there = self.at(url)
         if there is not None:
             same = there.role == role and getattr(there, "bootstrap_port", None) == bootstrap_port
@@ -117,7 +117,7 @@ class Membership:
         return there
 
     def remove(self, url: str) -> Instance | None:
-        """Drain the server at ``url``, then forget it. Returns the server; None if there is none."""
+        """Drain the server at ``url``, then remove it. Return the server, or None if no server is at ``url``."""
         there = self.at(url)
         if there is not None and there not in self.draining:
             logger.info("%s %s leaves: %d requests in flight", there.role, there.url, there.outstanding)
@@ -128,8 +128,8 @@ class Membership:
         return there
 
     def follow(self, source: str, found: Collection[Found]) -> None:
-        """Add and remove servers according to the changes since ``source`` last named all its servers. A server that
-        ``source`` keeps naming stays as other sources or the API left it."""
+        """Add and remove servers by the changes between the previous list of ``source`` and ``found``. A server that
+        has not changed in the lists stays as other sources or the API have left it."""
         now = {f.url: f for f in sorted(found, key=lambda f: f.url)}
         before, self._found[source] = self._found.get(source, {}), now
         for url, old in before.items():
@@ -179,7 +179,7 @@ class Membership:
         self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))
 
     async def _drain(self, i: Instance) -> None:
-        """Wait until the server's requests end, at most --request-timeout-secs, then remove it."""
+        """Wait until the server's requests end, at most --request-timeout-secs, then remove the server."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._args.request_timeout_secs):
                 while i.outstanding:

@@ -9,13 +9,13 @@ from .queue import TurnedAway
 LEAST = 256 << 20
 """Least budget, even for a small --max-payload-size (bytes)."""
 LARGEST = 2
-"""Bodies of --max-payload-size that the budget holds at a time."""
+"""Number of bodies of --max-payload-size that fit into the budget together."""
 HOLD = "laps.hold"
 """Key of a request's Hold in its ASGI scope."""
 
 
 class Budget:
-    """Bytes of bodies in this process, from their arrival until no server needs them any more."""
+    """Bytes of request bodies in this process: the limit, and those that have arrived and are still needed."""
 
     def __init__(self, max_payload: int) -> None:
         self.most = max(LEAST, LARGEST * max_payload)
@@ -24,7 +24,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Hold:
-    """Share of one request in the budget. It is released once."""
+    """Bytes that one request takes from the budget, released once."""
 
     budget: Budget
     unread: bool = False

@@ -1,4 +1,4 @@
-"""Queue of requests: for a slot among those in flight, or for a healthy server of each role."""
+"""Queue of requests that wait for a free slot, or for a healthy server of each role."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from laps_core.policy.types import LOOKAHEAD, Waiting
 from sglang_router.router_args import RouterArgs
 
 MOST = 8192
-"""Limit of requests in flight without --max-concurrent-requests: beyond it, requests would only wait at the servers."""
+"""Most requests in flight without --max-concurrent-requests: more requests would only wait at the servers."""
 HEALED_S = 10.0
 """Longest wait for a server to recover (seconds); then the request fails."""
 LOOK_S = 0.05
 """Period at which a waiting request checks for a healthy server (seconds)."""
 OLDEST_EVERY = 8
-"""After so many turns of others, less one, the request that has waited longest has its own."""
+"""One of this many consecutive turns, at least, goes to the request that has waited longest."""
 TIMER_S = 0.002
-"""A timer may fire this much early (seconds): uvloop counts whole milliseconds."""
+"""Time by which a timer may fire early (seconds), because uvloop counts whole milliseconds."""
 
 
 class TurnedAway(Exception):
@@ -38,22 +38,22 @@ class TurnedAway(Exception):
 
 def misses_deadline(late_s: float) -> TurnedAway:
     """Return the refusal of a request whose first token is predicted ``late_s`` after its deadline (seconds).
-    Retry-After is that delay: the work ahead must shrink by as much."""
+    Retry-After is that delay, because the work ahead must shrink by as much."""
     why = f"the first token is predicted {late_s:.3f} s after the deadline"
     return TurnedAway(429, "deadline_missed", why, max(1, math.ceil(late_s)))
 
 
 def _key(w: Waiting, now: float) -> tuple[float, ...]:
-    # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
+    # Work is estimated from tokens, because no server, and so no latency model, is chosen yet.
     work_s = w.tokens * TOKEN_S
     return w.priority, *s_edf(w, work_s, work_s, now)
 
 
 class Queue:
-    """Admits ``most`` requests at a time, and queues up to --queue-size more.
+    """Admission of up to ``most`` requests at a time, and a queue of up to --queue-size more requests.
 
-    The next request is the one of the lowest priority value (short before long), then the earliest deadline that can
-    still be met (``order.s_edf``); each eighth turn, at least, is that of the oldest.
+    The next request is the one with the smallest priority value (short before long), then the one with the earliest
+    deadline that can still be met (``order.s_edf``). At least every eighth turn goes to the oldest request.
     """
 
     def __init__(self, args: RouterArgs, served: Callable[[], bool]) -> None:
@@ -64,11 +64,11 @@ class Queue:
         self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
         self._served = served
         self._line: dict[asyncio.Future[None], Waiting] = {}
-        """Queued requests, in order of arrival, by the turn that each waits for."""
+        """Queued requests in order of arrival, by the future (turn) that admits each request."""
         self._stranded = 0
-        """Requests that have been admitted and wait for a healthy server."""
+        """Number of admitted requests that wait for a healthy server."""
         self._passed = 0
-        """Turns since the oldest had one."""
+        """Number of turns since the oldest request was last admitted."""
 
     @property
     def waiting(self) -> int:
@@ -81,7 +81,7 @@ class Queue:
         return 0.0 if first is None else time.monotonic() - first.since_s
 
     def after_s(self) -> int:
-        """Return the Retry-After value: as long as the first request in the queue has waited (seconds)."""
+        """Return Retry-After (seconds): the wait of the first queued request, at least 1 and at most the time-out."""
         return max(1, math.ceil(min(self.oldest_s(), self._timeout_s)))
 
     def check_admission(self) -> None:
@@ -91,7 +91,7 @@ class Queue:
             raise TurnedAway(429, "overloaded", why, self.after_s())
 
     def enter(self) -> bool:
-        """Admit a request if there is a free slot, and return True; ``leave`` frees the slot."""
+        """Admit a request and return True if a slot is free; ``leave`` frees the slot."""
         if self.in_flight >= self.most:
             return False
         self.in_flight += 1
@@ -107,7 +107,7 @@ class Queue:
                 await turn
         except BaseException as e:
             if turn.done() and not turn.cancelled():
-                # Admitted in the moment it was cancelled: free the slot.
+                # The request was admitted in the moment of its cancellation: free the slot.
                 self.leave()
             if not isinstance(e, TimeoutError):
                 raise
@@ -140,7 +140,7 @@ class Queue:
         return first
 
     async def recovered(self, until: float) -> bool:
-        """Wait, once admitted, until each role has a healthy server. Returns False if the wait timed out."""
+        """Wait, once admitted, until each role has a healthy server. Return False if timed out or the queue is full."""
         if self.waiting >= self.size:
             return False
         until = min(until, time.monotonic() + min(self._timeout_s, HEALED_S))

@@ -24,7 +24,7 @@ CONTROLLER = "controller"
 
 
 class Router:
-    """Holds the parts of one router. Raises ConfigError when the servers do not fit the configuration."""
+    """Parts of one router. Raises ConfigError if the servers do not fit the configuration."""
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         self.args = args

@@ -1,7 +1,7 @@
 """The stock router's MiniLB, without importing all of SGLang.
 
-MiniLB looks for a tracer in SGLang. That import takes 750 MB and ten seconds per router process, and then fails if
-SGLang has no tracer there; in that case the import is made to fail at once.
+MiniLB imports a tracer from SGLang. That import takes 750 MB and ten seconds per router process, and then fails if
+SGLang has no such tracer. In that case this module makes the import fail at once.
 """
 
 from __future__ import annotations

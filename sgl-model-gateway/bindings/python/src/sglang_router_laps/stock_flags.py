@@ -42,7 +42,7 @@ REFUSED: dict[str, str] = {
         "no route would be protected",
     ),
 }
-"""Flags that are refused because users rely on them for security. Field -> reason."""
+"""Flags that are refused, because users would rely on their effect. Field -> reason."""
 
 OF_DISCOVERY = frozenset(n for n in HONOURED if n.startswith("service_discovery_") or n.endswith("_selector"))
 """Fields without effect unless --service-discovery is given."""
@@ -52,7 +52,7 @@ FLAGS = {"server_cert_path": "--tls-cert-path", "server_key_path": "--tls-key-pa
 
 
 def check(args: RouterArgs) -> None:
-    """Warn of flags without effect. Raises ConfigError if a flag is refused, or one is missing."""
+    """Warn of flags without effect. Raises ConfigError if a flag is refused, invalid or missing."""
     _check_urls(args)
     if not args.pd_disaggregation:
         raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
@@ -88,7 +88,7 @@ def flag(name: str) -> str:
 
 
 def is_url(url: str) -> bool:
-    """Return True if ``url`` is the URL of a server."""
+    """Return True if ``url`` is a valid HTTP or HTTPS URL of a server."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)

@@ -13,7 +13,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
-"""Delay before failed work is restarted, at first and at most (seconds)."""
+"""First and longest delay before ended work is restarted (seconds)."""
 
 Work = Coroutine[Any, Any, None]
 Task = asyncio.Task[None]
@@ -31,7 +31,7 @@ class Watched:
 
 
 class Tasks:
-    """Starts background tasks; needs a running event loop. Once closed it starts nothing."""
+    """Background tasks. Needs a running event loop. After ``close``, no task is started."""
 
     def __init__(self) -> None:
         self.watched: list[Watched] = []
@@ -39,7 +39,7 @@ class Tasks:
         self._closing = False
 
     def spawn(self, work: Work) -> Task | None:
-        """Run ``work`` in the background and log its failure; return None, without running it, once closed."""
+        """Run ``work`` in the background and log its failure. After ``close``, return None without running it."""
         if self._closing:
             work.close()
             return None
@@ -49,11 +49,11 @@ class Tasks:
         return task
 
     def keep(self, name: str, work: Callable[[], Work]) -> Task | None:
-        """Run ``work`` until it is cancelled; a failure is logged, and ``work`` is restarted after a delay."""
+        """Run ``work`` until cancelled. If ``work`` fails or returns, restart it after a delay; a failure is logged."""
         return self.spawn(self._keep(name, work))
 
     def note(self, name: str, failure: Exception) -> None:
-        """Record a partial failure of the task ``name``, which goes on."""
+        """Record a failure that does not end the task ``name``."""
         for watched in self.watched:
             if watched.name == name:
                 watched.error = f"{type(failure).__name__}: {failure}"

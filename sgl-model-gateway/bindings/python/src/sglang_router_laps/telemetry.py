@@ -1,7 +1,7 @@
 """Telemetry for operators: totals, times to first token, and the history of pools and pressures.
 
-A new counter: add a field to ``Counts``, and count it in ``router.counts``. Then ``http.status`` shows it in
-/laps_status and /metrics; gauges stand there. Add its key to docs/ROUTER.md (tested).
+To add a counter, add a field to ``Counts`` and increment it in ``router.counts``. ``http.status`` then shows the field
+in /laps_status and /metrics; it also defines the gauges. Add the key to docs/ROUTER.md (a test checks this).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _zeros() -> dict[Pool, int]:
 
 
 def _metric(text: str, label: str = "", name: str = "") -> dict[str, str]:
-    """Return metadata of a total: help text, label and name of its metric; "": no label, the name of the field."""
+    """Return metadata of a total: help text, label and name of its metric. "" = no label, or the field's name."""
     return {"text": text, "label": label, "name": name}
 
 
@@ -71,14 +71,14 @@ class Counts:
 
 
 class Journal:
-    """Records telemetry, with a history of ``history_s`` seconds in ``samples`` iterations of the control loop."""
+    """Record of telemetry, with a history of ``history_s`` seconds: ``samples`` iterations of the control loop."""
 
     def __init__(self, history_s: float, samples: int) -> None:
         self.counts = Counts()
         self.lengths = LengthCount()
-        """Prompt lengths, less the prefixes that servers are expected to hold."""
+        """Requests by length, where prefixes that servers are expected to hold do not count."""
         self.moves: deque[dict[str, Any]] = deque(maxlen=MOVES_KEPT)
-        """Newest first, JSON-ready; times here and in ``samples`` are seconds since 1970."""
+        """Moves, newest first, JSON-ready. Times here and in ``samples`` are seconds since 1970."""
         self.samples: deque[dict[str, Any]] = deque(maxlen=max(2, samples))
         self.registry = CollectorRegistry(auto_describe=False)
         text = "Time to first token by class (seconds)"
@@ -86,10 +86,10 @@ class Journal:
         self._histograms = {p: histogram.labels(p) for p in POOLS}
         self._history_s = history_s
         self._ttft: dict[Pool, deque[tuple[float, float]]] = {p: deque(maxlen=TTFT_KEPT) for p in POOLS}
-        """Time of each first token, and its TTFT (seconds)."""
+        """Monotonic time and TTFT of each first token (seconds), by class."""
 
     def note_choice(self, choice: Choice, tokens: int) -> None:
-        """Count a request of ``tokens`` in all that was sent to a server."""
+        """Count a request that is sent to a server; ``tokens``: all tokens of its prompts."""
         c = self.counts
         c.requests[choice.length_class] += 1
         c.tokens[choice.length_class] += choice.new_tokens
@@ -130,8 +130,8 @@ class Journal:
         )
 
     def ttft_ms(self, window_s: float | None = None) -> dict[str, dict[str, Any]]:
-        """Return per class the number of samples of the last ``window_s`` (seconds; None: all), and p50, p90, p99 (ms;
-        None without samples)."""
+        """Return, by class, the number of samples of the last ``window_s`` (seconds; None = whole history), and p50,
+        p90 and p99 (ms; None without samples)."""
         start = time.monotonic() - (window_s or self._history_s)
         result: dict[str, dict[str, Any]] = {}
         for p in POOLS:

@@ -26,7 +26,7 @@ def check() -> None:
 
 
 class Tracer:
-    """Records a span per request, with child spans for the queue, the prefill and the first token.
+    """Recorder of a span per request, with child spans for the queue, the prefill and the first token.
 
     Child spans are made from recorded times when the request has ended, so that a running request costs one span.
     """
@@ -53,7 +53,7 @@ class Tracer:
         return cls(OTLPSpanExporter(endpoint=endpoint, insecure=True))
 
     def start(self, trail: Trail, headers: MutableMapping[str, str]) -> None:
-        """Start the request's span under the traceparent in ``headers``, and replace that by the new span for the
+        """Start the request's span under the traceparent in ``headers``. Replace that header by the new span, for the
         servers."""
         parent = self._propagator.extract(headers)
         kind = self._trace.SpanKind.SERVER

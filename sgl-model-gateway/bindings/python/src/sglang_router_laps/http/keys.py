@@ -14,11 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 ASK = {"www-authenticate": 'Basic realm="LAPS router"'}
-"""Header that makes a browser ask for a password, and send it with the page's own requests, too."""
+"""Header that makes a browser ask for a password and send the password with the page's own requests, too."""
 
 
 def has_keys(args: RouterArgs) -> bool:
-    """Return True if any of those flags is given."""
+    """Return True if --control-plane-api-keys or --api-key is given."""
     return bool(args.control_plane_api_keys or args.api_key)
 
 
@@ -32,7 +32,7 @@ def is_local(args: RouterArgs) -> bool:
 
 def allowed(request: Request, args: RouterArgs) -> bool:
     """Return True if ``request`` carries an admin key."""
-    # Fields as the stock flag is parsed: id, name, key, role.
+    # The stock router parses the flag into these fields: id, name, key, role.
     keys = [key for _, _, key, role in args.control_plane_api_keys if role == "admin"]
     if not args.control_plane_api_keys and args.api_key:
         keys = [args.api_key]
@@ -40,7 +40,7 @@ def allowed(request: Request, args: RouterArgs) -> bool:
 
 
 def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
-    """Wrap ``endpoint`` to require any of the keys; without those flags it stays open to everybody."""
+    """Wrap ``endpoint`` so that a request needs one of the keys. Without a key flag ``endpoint`` stays open to all."""
     if not has_keys(args):
         return endpoint
     keys = [key for _, _, key, _ in args.control_plane_api_keys] + ([args.api_key] if args.api_key else [])
@@ -54,7 +54,7 @@ def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
 
 
 def _brings(request: Request, keys: Iterable[str]) -> bool:
-    """Return True if ``request`` carries one of the keys, as a bearer token or as a browser's password."""
+    """Return True if ``request`` carries one of ``keys``, as a bearer token or as a browser's password."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:

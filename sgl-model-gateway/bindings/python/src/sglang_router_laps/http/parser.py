@@ -1,4 +1,4 @@
-"""Client connections, parsed by httptools (a fifth of h11's time) and bounded in size and time."""
+"""Client connections: parsed by httptools (in a fifth of h11's time), with limits of size and time."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..request.replies import error_body
 
 HEAD_MAX = 1 << 16
-"""Largest head, chunk extensions or trailers: each is buffered as a whole (bytes)."""
+"""Largest request head, chunk extensions or trailers (bytes): the parser buffers each of them as a whole."""
 HEAD_S = 30.0
-"""Longest time for a head, from its first byte on (seconds)."""
+"""Time limit for a request head, from its first byte on (seconds)."""
 STALL_S = 60.0
-"""Period of checks whether a client reads its answer (seconds)."""
+"""Period of the checks that a client reads its answer (seconds)."""
 SLOWEST = 512
-"""Slowest client that is not disconnected (bytes/s)."""
+"""Least rate at which a client must read; a slower client is disconnected (bytes/s)."""
 
 
 HANG_UP = "laps.hang_up"
-"""Extension of a request's scope: closes the connection, whatever the client has not read."""
+"""Key in a request's ASGI extensions: function that closes the connection at once, even with unread output."""
 
 
 class PipelinedError(Exception):
-    """A request arrived before the previous one was answered."""
+    """A request arrived before the previous request was answered."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Serves one request at a time: input behind it is dropped, and the connection closes with the answer, as HTTP
-    allows (RFC 9112, s9.3.2). Nothing is buffered for later, so reading goes on, and only a connection that is read
-    reports that its client has left.
+    """Client connection that serves one request at a time. Input behind a request is dropped, and the connection closes
+    after the answer, as HTTP allows (RFC 9112, s9.3.2). Nothing is buffered for a later request, so reading goes on:
+    a disconnect is reported only on a connection that is read.
 
-    uvicorn's own protocol buffers any number of requests, notices a disconnect for the last of them only, buffers heads
-    of any size, and waits without limit for a head and for a client that does not read its answer.
+    uvicorn's own protocol buffers any number of requests, and notices a disconnect only for the last of them. It
+    buffers heads of any size, and waits without limit for a head and for a client that does not read its answer.
     """
 
     stall_s = STALL_S
 
     _kept = 0
-    """Bytes received since a part of the message was last passed on."""
+    """Bytes received since the parser last passed on a part of a message."""
     _in_head = False
     _drops = False
     """True once all further input is ignored."""
@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @classmethod
     def within(cls, timeout_s: float) -> type[BoundedProtocol]:
-        """Return this protocol for requests that may take ``timeout_s`` (seconds)."""
+        """Return a protocol class for requests with the time limit ``timeout_s`` (seconds)."""
         return type(cls.__name__, (cls,), {"stall_s": min(STALL_S, timeout_s)})
 
     @property
@@ -70,12 +70,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Abort an unanswered request: a client that has closed its side will not read the answer."""
+        """Close the connection of an unanswered request: a client that has closed its side will not read the answer."""
         if self._answering:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse ``data``; refuse the request (400) and close the connection if the head is too large."""
+        """Parse ``data``. If the head is too large, refuse the request (400) and close the connection."""
         if self._drops:
             return
         self._kept += len(data)
@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that cannot be parsed, without breaking an answer that is being sent."""
+        """Refuse input that cannot be parsed. Finish the answer first if its request has arrived completely."""
         if not self._answering:
             self._refuse(400, "Bad Request", "invalid_request_error", msg)
         elif not self.cycle.more_body:
@@ -111,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """Begin a new request. Raises PipelinedError."""
+        """Start a new request. Raises PipelinedError if the previous request is not answered."""
         if self._answering:
             raise PipelinedError
         self._in_head = True
@@ -119,18 +119,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {HANG_UP: self.transport.abort}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Pass on a header of the head. Trailers are dropped: the request was judged by its head."""
+        """Pass on a header of the head. Drop trailers: the router has already judged the request by its head."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Pass the head on and stop its timer."""
+        """Pass on the head and stop its timer."""
         self._kept, self._in_head = 0, False
         self._stop_head_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of the body on."""
+        """Pass on a part of the body."""
         self._kept = 0
         super().on_body(body)
 
@@ -140,13 +140,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """Stop the stall timer once the client has read the buffer."""
+        """Stop the stall timer once the client has read enough of the buffer."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._stop_stall_timer()
 
     def on_response_complete(self) -> None:
-        """Watch that the client also reads the rest of a connection's last answer."""
+        """Start the stall timer if the client has not yet read all of the connection's last answer."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._watch_writing()

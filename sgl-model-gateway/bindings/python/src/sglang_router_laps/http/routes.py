@@ -33,7 +33,7 @@ from .workers import Workers
 PAGE = Path(__file__).parent / "page" / "index.html"
 """Page that shows the status live."""
 ASKED = ("v1/models", "model_info", "get_model_info")
-"""Paths forwarded to a prefill server: the stock MiniLB would send neither certificates nor key."""
+"""Paths that this router forwards to a prefill server, because MiniLB would send no certificate and no key."""
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """Time limit for a server's answer (seconds)."""
@@ -63,17 +63,17 @@ class Rest:
         self._routes = Routes(routes, redirect_slashes=False, default=self._others, lifespan=self._lifespan)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request of these routes, or raise HTTPException."""
+        """Serve a request to these routes or to the stock routes. Raises HTTPException."""
         if scope["type"] == "http":
-            # With "app" set, starlette's routes raise errors instead of answering in a format of their own.
+            # With "app" set, starlette's routes raise errors instead of answering in starlette's format.
             scope["app"] = self
         await self._routes(scope, receive, send)
 
     async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request to the stock routes. Raises HTTPException if there is none, or not for this method."""
+        """Pass the request to the stock routes. Raises HTTPException if none has this path (404) or method (405)."""
         if scope["type"] == "http":
             found = self._match(scope)
-            # The stock application redirects paths with a slash too many or too few.
+            # The stock application redirects paths with one trailing slash too many or too few.
             path = scope["path"]
             other = path.rstrip("/") if path.endswith("/") else f"{path}/"
             if not found and not (other and self._match({**scope, "path": other})):
@@ -83,7 +83,7 @@ class Rest:
         await self._stock(scope, receive, send)
 
     def _match(self, scope: Scope) -> int:
-        """Return how well a stock route matches, at best: 0 for not at all."""
+        """Return the best match of the stock routes, as the value of a starlette Match; 0 if none matches."""
         return max((r.matches(scope)[0].value for r in getattr(self._stock, "routes", ())), default=0)
 
     @asynccontextmanager
@@ -94,10 +94,10 @@ class Rest:
         self._closed()
 
     async def status(self, request: Request) -> Response:
-        """Return the status; ``?history=1`` adds all samples, ``&last=N`` the last N of them."""
+        """Return the status. ``?history=1`` adds all samples; ``&last=N`` limits the samples to the last N."""
         history, last = 0, request.query_params.get("last", "")
         if request.query_params.get("history") == "1":
-            # A number with more digits than any count of samples means all.
+            # A number of ten or more digits exceeds any count of samples, so it means all samples.
             history = int(last) if last.isdecimal() and len(last) < 10 else sys.maxsize
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
@@ -129,10 +129,10 @@ class Rest:
         return UNREACHED
 
     async def flush(self, request: Request) -> ASGIApp:
-        """Flush the cache of every healthy server, with the client's key, and forget the prefixes once a prefill server
-        has agreed. An unreachable server is ignored: its cache is gone. Raises Rejection."""
+        """Flush the cache of every healthy server with the client's key. Forget the prefixes if a prefill server has
+        agreed. An unreachable server is ignored, because its cache is lost. Raises Rejection."""
         if "origin" in request.headers:
-            # A page of another site may send a request without a body, or one not declared as JSON.
+            # Browsers let a page of another site send a request without a body, or with a body not declared as JSON.
             require_json(request.scope)
         router, key = self._router, request.headers.get("authorization")
         up = [i for i in router.instances if i.healthy]
@@ -144,8 +144,8 @@ class Rest:
         return _reply(next(bad, (200, b"")) if reached else None, "text/plain")
 
     async def abort(self, request: Request) -> ASGIApp:
-        """Forward a client's abort, with its own key, to every server that has the request. Does nothing if the client
-        is not allowed to. Raises ClientDisconnect and Rejection."""
+        """Forward a client's abort, with the client's key, to every server that has the request. Without permission,
+        return a server's refusal instead. Raises ClientDisconnect and Rejection."""
         aborter = self._router.aborter
         raw = await read_body(request.scope, request.receive, self._router.args)
         require_json(request.scope)
@@ -168,7 +168,7 @@ class Rest:
 
 
 def _reply(answer: Answer | None, media_type: str = JSON.decode()) -> ASGIApp:
-    """Return ``answer`` as the router's reply; a 503 if it is None."""
+    """Return ``answer`` as the router's reply; a 503 if ``answer`` is None."""
     if answer is None:
         return UNREACHED
     return Response(answer[1], answer[0], media_type=media_type if answer[1] else "text/plain")

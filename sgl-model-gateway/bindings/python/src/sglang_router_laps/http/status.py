@@ -28,7 +28,7 @@ BREAKER = ("closed", "half_open", "open")
 
 
 def status(router: Router, *, history: int = 0) -> dict[str, Any]:
-    """Return the current state, JSON-ready, and the last ``history`` samples. Times are seconds since 1970."""
+    """Return the current state and the last ``history`` samples, JSON-ready. Timestamps are seconds since 1970."""
     controller = router.control.controller
     uptime_s = round(time.monotonic() - router.started_at, 1)
     result: dict[str, Any] = {

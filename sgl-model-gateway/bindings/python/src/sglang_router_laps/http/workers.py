@@ -23,14 +23,14 @@ from .keys import allowed, has_keys, is_local
 
 ROUTE = "/workers"
 API = "workers API"
-"""Source name of servers added here."""
+"""Source name of servers that this API has added."""
 
 
 NO_KEY = "the router has no key: start it with --api-key or --control-plane-api-keys"
 
 
 class Wanted(msgspec.Struct):
-    """Fields read from the body of a POST; others have no effect here and are ignored."""
+    """Fields read from the body of a POST; all other fields have no effect and are ignored."""
 
     url: str
     worker_type: Role
@@ -49,7 +49,7 @@ class Workers:
         ]
 
     async def each(self, request: Request) -> Response:
-        """List all servers, or add one. Raises Rejection."""
+        """List all servers (GET) or add a server (POST). Raises Rejection."""
         self._check(request)
         if request.method == "POST":
             return await self._add(request)
@@ -59,7 +59,7 @@ class Workers:
         return _answer(200, {"workers": workers, "total": len(workers), "stats": stats})
 
     async def one(self, request: Request) -> Response:
-        """Show one server, or drain and remove it. Raises Rejection."""
+        """Show a server (GET), or drain and remove the server (DELETE). Raises Rejection."""
         self._check(request)
         asked = request.path_params["id"]
         try:
@@ -123,7 +123,7 @@ class Workers:
 
 
 def id_of(url: str) -> str:
-    """Return the id of the server at ``url``, the same at every router."""
+    """Return the id of the server at ``url``, which is the same at every router."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, url))
 
 

@@ -1,1 +1,1 @@
-"""``laps-patch``: puts the LAPS seam into an installed sglang-router, and takes it out again."""
+"""``laps-patch``: inserts the LAPS seam into an installed sglang-router, or removes it."""

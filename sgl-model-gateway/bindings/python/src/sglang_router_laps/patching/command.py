@@ -1,7 +1,7 @@
-"""``laps-patch status|apply|revert``: put the LAPS seam into an installed sglang-router, or take it out.
+"""``laps-patch status|apply|revert``: insert the LAPS seam into an installed sglang-router, or remove it.
 
-The router's patches insert lines and do nothing else, so that taking them out again restores every byte. With
-``--server``: a series of corrections to an installed SGLang, which LAPS does not need.
+The router's patches only insert lines, so that reverting them restores every byte. With ``--server``, the command
+works on a series of corrections to an installed SGLang, which LAPS does not need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVER = PATCHES / "sglang-0.5.23"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. 0: done or nothing to do; 1: refused, with one line on stderr; 2: bad flags."""
+    """Run the command line. Exit status: 0 = done or nothing to do; 1 = refused, one line on stderr; 2 = bad flags."""
     parser = argparse.ArgumentParser(prog="laps-patch", description=__doc__)
     parser.add_argument("action", choices=["status", "apply", "revert"])
     parser.add_argument(
@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(action: str, series: Series, given: Path | None) -> None:
-    """Do ``action`` for all files of a series, below ``given`` if that is set, and print the results. Raises
-    PatchError."""
+    """Apply, revert or check all files of ``series`` below ``given`` (None: the installed package), and print each
+    file's state. Raises PatchError."""
     root = find_root(series.package, given)
     found = read_version(root / series.package)
     if action == "status":

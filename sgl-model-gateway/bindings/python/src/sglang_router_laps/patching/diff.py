@@ -1,4 +1,4 @@
-"""Unified diffs: parsed, and applied to texts in memory, forwards or backwards."""
+"""Unified diffs: parsing, and applying or reverting them in memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 class DiffError(Exception):
-    """A diff cannot be read, or does not fit. The message is one line."""
+    """A diff cannot be read, or does not fit the text. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines of a file, context included, and what stands in their place."""
+    """Lines of a file, context included, and the lines that replace them."""
 
     line: int
-    """Number of the first line before the change, from 1."""
+    """Number of the first line in the file before the change, counted from 1."""
     new_line: int
     before: list[bytes]
     after: list[bytes]
 
     def reversed(self) -> Hunk:
-        """Return the hunk that takes this one back."""
+        """Return the hunk that reverts this hunk."""
         return Hunk(self.new_line, self.line, self.after, self.before)
 
 
 def parse(text: bytes) -> dict[str, list[Hunk]]:
-    """Return the hunks by path, as the diff names it. Text around them is skipped. Raises DiffError."""
+    """Return the hunks by path, as the diff names the path. All other text is skipped. Raises DiffError."""
     files: dict[str, list[Hunk]] = {}
     hunks: list[Hunk] | None = None
     inside = False
@@ -38,7 +38,7 @@ def parse(text: bytes) -> dict[str, list[Hunk]]:
             hunks = files.setdefault(file[1].decode(), [])
             inside = False
         elif (head := _HUNK.match(line)) and hunks is not None:
-            # Where a hunk has no lines on a side, its number there is that of the line before.
+            # If a hunk has no lines on one side, the diff gives the number of the line before it on that side.
             at, new_at = int(head[1]) + (head[2] == b"0"), int(head[3]) + (head[4] == b"0")
             hunks.append(Hunk(at, new_at, [], []))
             inside = True
@@ -55,8 +55,8 @@ def parse(text: bytes) -> dict[str, list[Hunk]]:
 
 
 def apply(text: bytes, hunks: list[Hunk], *, reverse: bool = False) -> bytes:
-    """Return the text with the hunks applied, or taken back. A hunk goes where its lines stand, the nearest place if
-    there are several. Raises DiffError where they do not stand."""
+    """Return ``text`` with the hunks applied, or reverted. A hunk is applied where its old lines occur, at the nearest
+    place if they occur several times. Raises DiffError if they do not occur."""
     lines = text.splitlines(keepends=True)
     shift = 0
     for hunk in [h.reversed() for h in hunks] if reverse else hunks:

@@ -1,4 +1,4 @@
-"""Files of an installed package: where they lie, of which release they are, and how one is replaced."""
+"""Files of an installed package: their location, their release, and the replacement of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PatchError(Exception):
 
 
 def find_root(package: str, given: Path | None) -> Path:
-    """Return the folder that holds ``package``, without importing it. Raises PatchError when there is none."""
+    """Return the folder that holds ``package``, without importing it. Raises PatchError if it is not found."""
     if given is not None:
         for root in (given, given / CHECKOUTS.get(package, "")):
             if (root / package).is_dir():
@@ -32,7 +32,7 @@ def find_root(package: str, given: Path | None) -> Path:
 
 
 def read_version(package: Path) -> str:
-    """Return ``__version__`` of a package folder, read without importing it; "unknown" if there is none."""
+    """Return ``__version__`` of a package folder without importing the package; "unknown" if not found."""
     for file in (package / "version.py", package / "_version.py"):
         if file.is_file() and (found := _VERSION.search(file.read_text())):
             return found.group(1)
@@ -40,7 +40,7 @@ def read_version(package: Path) -> str:
 
 
 def replace(file: Path, text: bytes) -> None:
-    """Replace the file's content atomically; its mode stays. Raises PatchError, and leaves no trace."""
+    """Replace the content of ``file`` atomically and keep its mode. Raises PatchError, and then changes nothing."""
     new = file.with_name(f".{file.name}.new")
     try:
         with new.open("wb") as out:

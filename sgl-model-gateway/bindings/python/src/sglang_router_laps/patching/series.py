@@ -1,4 +1,4 @@
-"""A series of changes to an installed package: each file as released, or with all of them."""
+"""Series of patches for an installed package: each file has either all of its patches or none."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sglang_router_laps.patching import diff
 from sglang_router_laps.patching.files import PatchError, replace
 
 UPSTREAM = "python/"
-"""Import root in SGLang's source checkout: paths of the patches begin with it."""
+"""Import root in SGLang's source checkout: the paths in SGLang's patches start with it."""
 
 
 class Series:
-    """Patches of one release, in their order."""
+    """Patches for one release, in their order."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is named after the release; its ``series`` lists the patches, ``sha256`` the files. Raises
-        PatchError."""
+        """``folder`` has the name of the release. Its file ``series`` lists the patches; its file ``sha256`` lists the
+        changed files with their hashes before and after. Raises PatchError."""
         self.distribution, _, self.version = folder.name.rpartition("-")
         self.hunks: list[tuple[str, dict[str, list[diff.Hunk]]]] = []
-        """Per patch its name, and its hunks by path below the import root."""
+        """Name of each patch, with its hunks by path below the import root."""
         for name in (folder / "series").read_text().split():
             try:
                 found = diff.parse((folder / name).read_bytes())
@@ -28,7 +28,7 @@ class Series:
                 raise PatchError(f"{name}: {e}") from None
             self.hunks.append((name, {path.removeprefix(UPSTREAM): hunks for path, hunks in found.items()}))
         self.states: dict[str, dict[str, str]] = {}
-        """By path: state by sha256 of the file, hexadecimal."""
+        """State of each file: path -> sha256 of its content (hexadecimal) -> state."""
         for line in (folder / "sha256").read_text().splitlines():
             before, after, path = line.split()
             self.states[path] = {before: "stock", after: "patched"}
@@ -43,10 +43,10 @@ class Series:
         return self.states[path].get(sha256(text).hexdigest(), "modified")
 
     def rewrite(self, root: Path, *, apply: bool) -> list[str]:
-        """Apply or revert all patches below ``root``. Returns the paths of changed files.
+        """Apply or revert all patches below ``root``. Return the paths of the changed files.
 
-        Raises PatchError, before anything is written, when a file is neither as released nor as patched. Where a write
-        fails, the files written so far are put back.
+        Raises PatchError, before anything is written, if a file is neither as released nor as patched. If a write
+        fails, the files written so far are restored.
         """
         wanted = "patched" if apply else "stock"
         texts: dict[str, tuple[bytes, bytes]] = {}

@@ -1,1 +1,1 @@
-"""The two prefill pools: choice of a server for each request, and moves of servers between pools."""
+"""The two prefill pools: moves of servers between them, and the pool records that routers share."""

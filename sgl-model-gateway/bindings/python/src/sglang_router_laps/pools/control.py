@@ -22,13 +22,13 @@ from .record import Records
 logger = logging.getLogger(__name__)
 
 Failed = Callable[[Exception], None]
-"""Called with the error of each failed iteration."""
+"""Callback for the error of each failed iteration."""
 Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Sequence[Move], Sequence[Move]], None]
-"""Called after each iteration: servers, pressure of each pool, moves made, and moves of other routers."""
+"""Callback after each iteration: servers, pressure of each pool, moves made, and moves of other routers."""
 
 
 class Control:
-    """Runs Algorithm 2 of the paper on live instances. ``run`` ends when cancelled."""
+    """Control loop that runs Algorithm 2 (LAPS, s3.2) on live instances. ``run`` ends when cancelled."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Control:
         failed: Failed = lambda e: None,
     ) -> None:
         self.controller = controller(config, clock())
-        """Decides on moves."""
+        """Controller that decides on moves."""
         self._readers = readers
         self._kv_readers = kv_readers
         self._records = records
@@ -52,8 +52,8 @@ class Control:
         self._note, self._failed = note, failed
 
     async def run(self) -> None:
-        """Sample on a fixed grid, and decide every control period. A failed iteration is reported and does not stop the
-        task."""
+        """Take samples at fixed intervals, and decide every control period. A failed iteration is reported and does not
+        stop the task."""
         at = self._clock()
         while True:
             try:
@@ -64,19 +64,19 @@ class Control:
             at += self._sample_s
             now = self._clock()
             if at <= now:
-                # Skip a late sample rather than run after it.
+                # The sample is late: skip it instead of catching up.
                 at = now + self._sample_s
             await asyncio.sleep(at - now)
 
     async def step(self) -> None:
-        """Take one sample, and decide when a decision is due."""
+        """Take one sample, and move servers if a decision is due and calls for it."""
         readers = (*self._readers, *self._kv_readers)
-        # Failures are raised at the end, so that one reader does not hold up the others.
+        # Failures are raised at the end, so that a failed reader does not stop the other readers.
         read = await asyncio.gather(*(r.read() for r in readers), return_exceptions=True)
         self._pools.traffic = traffic(self._pools.decoders)
         others = self._records.news()
         if others is not None:
-            # As after a move of this router's own: its cause is being dealt with.
+            # Start the cool-down as after this router's own moves: other routers have answered the present load.
             laid_out = any(BOTH in (m.source, m.target) for m in others)
             self.controller.moved(self._clock(), laid_out=laid_out)
         await self._records.fill()

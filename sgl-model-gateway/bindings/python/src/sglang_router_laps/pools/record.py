@@ -1,8 +1,8 @@
 """Pool records: each prefill server with LAPS stores its pool, and all routers change it by compare-and-set.
 
-Before a router moves anything it sets the record of one agreed server, the first by URL, if only to its present value:
-a router that has read an older version may not move. So one of several routers that decide at once wins, and the others
-notice from any version that has grown that there was a move. Records hold versions, but no clock.
+Before a router moves servers, it sets the record of the first server by URL, if necessary to its present value. A
+router that has read an older version of that record fails to set it and moves nothing. So only one of several routers
+that decide at once wins. The other routers notice its moves by a greater version: records hold versions, but no time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ TIMEOUT_S = 2.0
 
 
 class Records:
-    """Reads and sets the servers' pool records (``PrefillInstance.record`` is the latest one read)."""
+    """Reader and writer of the servers' pool records. ``PrefillInstance.record`` is the record read last."""
 
     def __init__(self, pools: Pools, sessions: Sessions) -> None:
         self._pools = pools
         self._sessions = sessions
         self._known: dict[str, PoolRecord] = {}
-        """Records by URL, as of the last check."""
+        """Records that have been taken into account, by URL."""
         self._refused: set[str] = set()
         """Servers whose refusal has been logged."""
 
     def news(self) -> list[Move] | None:
-        """Return moves by other routers since the last call; None if no other router has decided anything."""
+        """Return other routers' moves since the last call, perhaps none; None if no other router has set a record."""
         moved: list[Move] | None = None
         for i in self._pools.instances:
             record = i.record
@@ -45,7 +45,7 @@ class Records:
                 continue
             before = self._known.get(i.url, record)
             self._known[i.url] = record
-            # A restarted server counts from 0.
+            # A restarted server's versions start from 0.
             if 0 < before.version < record.version:
                 moved = moved or []
                 source, target = before.assignment, record.assignment
@@ -54,12 +54,12 @@ class Records:
         return moved
 
     async def fill(self) -> None:
-        """Set the record of servers without a pool to the one that they have here. The first router wins."""
+        """Set each record without a pool to the server's pool at this router. The first router to do so wins."""
         new = [i for i in self._pools.instances if i.healthy and i.record and not i.record.assignment]
         await asyncio.gather(*(self._set(i, i.pool) for i in new))
 
     async def carry_out(self, moves: Sequence[Move]) -> list[Move]:
-        """Carry out ``moves`` and return those made: none if another router was first. A server that stores no record
+        """Carry out ``moves`` and return the moves made: none if another router was first. A server without a record
         moves for this router alone."""
         moving = {self._pools.by_url(m.name): m for m in moves}
         agreed = [i for i in self._pools.instances if i.healthy and i.record and i.record.assignment]
@@ -77,7 +77,7 @@ class Records:
         return True
 
     async def _set(self, instance: PrefillInstance, assignment: Assignment) -> bool:
-        """Set the server's record and return True; if another router was first, adopt its record."""
+        """Set the server's record. Return True if set; if another router was first, adopt that router's record."""
         record = instance.record or PoolRecord()
         body = {"assignment": assignment, "if_version": record.version}
         answer = await self._sessions.tell(instance, POOL_ROUTE, self._sessions.key, TIMEOUT_S, body)

@@ -1,1 +1,1 @@
-"""Prompts of a request: their contents, token counts, and the prefixes that servers have cached."""
+"""Prompts of a request: their contents, token counts and fingerprints."""

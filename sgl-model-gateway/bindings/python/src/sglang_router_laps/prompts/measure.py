@@ -1,4 +1,4 @@
-"""Prompts of a request, measured for the choice of a server: token counts and fingerprints."""
+"""Measurement of prompts for the choice of a server: token counts and fingerprints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .tokens import START_BYTES_PER_TOKEN, TokenCounter
 
 
 def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
-    """Measure ``prompt``, of a request body of ``size`` bytes.
+    """Return the token counts and fingerprints of ``prompt``, from a request body of ``size`` bytes.
 
-    A prompt that could not be read is taken to be as long as the body allows.
+    A prompt that could not be read counts with at least the tokens that a text of ``size`` bytes would have.
     """
     tokens = counter.count(prompt)
     if prompt.unread:

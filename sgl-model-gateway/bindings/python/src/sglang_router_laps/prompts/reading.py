@@ -1,4 +1,4 @@
-"""Reads the prompts out of request bodies, for each route that MiniLB serves."""
+"""Reading of prompts from request bodies, for each generating route of MiniLB."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GENERATE = "generate"
 COMPLETIONS = "v1/completions"
 CHAT = "v1/chat/completions"
 ANSWER_TOKENS = 512
-"""Longest answer assumed: most are shorter than the client allows (tokens)."""
+"""Longest answer assumed (tokens): most answers are shorter than the client's limit."""
 APART = ("lora_path", "extra_key", "cache_salt")
-"""Members of a body that belong to a prefix's identity, like its tokens."""
+"""Members of a body that keep prefix caches apart, even for equal tokens."""
 
 
 @dataclass(slots=True)
@@ -26,37 +26,37 @@ class Prompt:
     texts: list[str] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     messages: int = 0
-    """Chat messages, to each of which the template adds a few tokens."""
+    """Number of chat messages; the chat template adds a few tokens to each message."""
     media: int = 0
-    """Image, video and audio parts."""
+    """Number of image, video and audio parts."""
     media_at: list[int] = field(default_factory=list)
-    """End of each part in the text (bytes of UTF-8); empty if unknown."""
+    """End of each such part in the text (bytes of UTF-8); empty if unknown."""
     seed: int = 0
-    """Hash of what keeps prefix caches of equal tokens apart; 0 = nothing."""
+    """Hash of adapter, extra key and cache salt, which keep prefix caches of equal tokens apart; 0 = none given."""
     unread: bool = False
-    """True if part of it could not be read: its length is unknown."""
+    """True if a part could not be read, so that the length is unknown."""
     measured: int | None = None
-    """Size that a counter can learn from, once counted: tokens of texts and ids, or bytes of texts alone."""
+    """Size from which the counter can learn: tokens of texts and ids, or bytes of texts alone; None if unknown."""
 
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:
-    """Read the prompts of a body. Unreadable parts set ``unread``: the server decides whether they are an error."""
+    """Return the prompts of a body. Unreadable parts set ``unread``: the server decides whether they are an error."""
     prompt = Prompt(seed=_seed(body))
     READERS[endpoint](prompt, body)
     return prompt
 
 
 def _seed(body: Mapping[str, Any]) -> int:
-    """Return a hash of the adapter and the cache salt, which keep prefix caches apart; 0 without them."""
+    """Return a hash of adapter, extra key and cache salt, which keep prefix caches apart; 0 = none given."""
     model = body.get("model")
     apart = [body.get(name) for name in APART]
-    # SGLang also takes an adapter behind the model's name.
+    # SGLang also accepts an adapter in the model's name, after a colon.
     apart.append(model if isinstance(model, str) and ":" in model else None)
     return hash(repr(apart)) if any(apart) else 0
 
 
 def answer_tokens(body: Mapping[str, Any]) -> int:
-    """Return the expected length of the answer: the limit asked for, where that is below ANSWER_TOKENS."""
+    """Return the expected length of the answer (tokens): the client's limit, but at most ANSWER_TOKENS."""
     sampling = body.get("sampling_params")
     asked: Any = sampling.get("max_new_tokens") if isinstance(sampling, dict) else None
     asked = asked or body.get("max_completion_tokens") or body.get("max_tokens")
@@ -64,7 +64,7 @@ def answer_tokens(body: Mapping[str, Any]) -> int:
 
 
 def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """Return the number of requests that SGLang splits ``body`` into, each with its own id; None if it stays one."""
+    """Return the number of requests that SGLang splits ``body`` into, each with its own id; None if not split."""
     prompts = body.get("prompt") if endpoint == COMPLETIONS else None
     if endpoint == GENERATE:
         text = body.get("text")
@@ -72,7 +72,7 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
             return len(text) if isinstance(text, list) else None
         prompts = body.get("input_ids")
         if prompts is None:
-            # A list of rows of numbers is one prompt.
+            # A list of rows of numbers is a single prompt; a list of such lists is a batch.
             match body.get("input_embeds"):
                 case [[[*_], *_], *_] as prompts:
                     pass
@@ -80,7 +80,7 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
 
 
 def _take(prompt: Prompt, value: Any, *, batch: bool = True) -> None:
-    """Add one prompt to ``prompt``, or a list of prompts if it may be a ``batch``."""
+    """Add ``value`` to ``prompt``: a single prompt or, if ``batch`` is allowed, a list of prompts."""
     if isinstance(value, str):
         prompt.texts.append(value)
     elif isinstance(value, list) and set(map(type, value)) == {int}:
@@ -98,7 +98,7 @@ def _generate(prompt: Prompt, body: Mapping[str, Any]) -> None:
     for name in ("image_data", "video_data", "audio_data"):
         media = body.get(name)
         if isinstance(media, list):
-            # In a batch each prompt has a list of its own.
+            # In a batch each prompt has its own list.
             prompt.media += sum(len(one) if isinstance(one, list) else 1 for one in media)
         elif media:
             prompt.media += 1
@@ -111,7 +111,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
         return
     pieces: list[str] = []
     media: list[int] = []
-    """Number of pieces up to the end of each part."""
+    """Number of pieces up to the end of each media part."""
     if body.get("tools"):
         pieces.append(_dump(prompt, body["tools"]))
     for message in messages:
@@ -120,7 +120,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
             continue
         prompt.messages += 1
         role = message.get("role")
-        # The marker separates roles, and keeps a conversation's prefix a prefix of its next turn.
+        # The marker separates roles. A conversation's text stays a prefix of the text of its next turn.
         pieces.append(f"\n<{role if isinstance(role, str) else None}>")
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
@@ -130,7 +130,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
             elif not isinstance(part, dict):
                 prompt.unread |= part is not None
             elif part.get("type") != "text":
-                # A marker distinguishes prompts with different images: the text before them may be the same.
+                # The marker distinguishes prompts with the same text and different media.
                 pieces.append(f"\n<media {hash(_dump(prompt, part)):x}>")
                 media.append(len(pieces))
         if message.get("tool_calls"):
@@ -163,4 +163,4 @@ READERS: dict[str, Callable[[Prompt, Mapping[str, Any]], None]] = {
     COMPLETIONS: lambda prompt, body: _take(prompt, body.get("prompt")),
     CHAT: _chat,
 }
-"""Reader of each route that prefills."""
+"""Reader of each generating route."""

@@ -13,28 +13,28 @@ from .reading import Prompt, utf8_len
 START_BYTES_PER_TOKEN = 4.0
 MOST_BYTES_PER_TOKEN = 16.0
 MEMORY_TOKENS = 100_000.0
-"""Memory of the estimate, about (tokens)."""
+"""Number of the latest tokens that determine the estimate, approximately."""
 START_MESSAGE_TOKENS = 5.0
-"""Tokens that a chat template adds to each message, until replies say otherwise."""
+"""Tokens that a chat template adds to each message: start value, which the servers' replies correct."""
 EXACT_BYTES = 16384
-"""Bytes of a request that are tokenised; the rest is extrapolated, as all other requests wait meanwhile."""
+"""Most characters of a request that are tokenised, as other requests wait meanwhile; the rest is extrapolated."""
 CALL_BYTES = 64
-"""Least cost of one text in that budget (bytes): many short texts take as long as one long text."""
+"""Least cost of one text in that budget (characters): many short texts take as long as one long text."""
 
 
 PROMPT, CACHED = (re.compile(rb'"%b"\s*:\s*(\d{1,12})\b' % name) for name in (b"prompt_tokens", b"cached_tokens"))
-"""Counts in ``meta_info``, or in ``usage`` (cached tokens with --enable-cache-report)."""
+"""Patterns of token counts in ``meta_info`` or ``usage`` (there, CACHED needs --enable-cache-report)."""
 
 
 def reported_tokens(reply: bytes, count: re.Pattern[bytes] = PROMPT) -> int | None:
-    """Return a count of a reply or of a stream's first event, found without parsing."""
+    """Return the first such count in a reply or stream, found without parsing; None without a count."""
     found = count.search(reply)
     return int(found.group(1)) if found else None
 
 
 class ByteCounter:
-    """Estimates tokens of texts and messages online: one ratio for chat (template included), one for plain text. Media
-    are counted apart."""
+    """Counter that estimates tokens from bytes, by a ratio learnt for chat (template included) and one for plain text.
+    Media are counted separately."""
 
     def __init__(self) -> None:
         self._bytes = {False: START_BYTES_PER_TOKEN, True: START_BYTES_PER_TOKEN}
@@ -54,9 +54,9 @@ class ByteCounter:
         return exact + round(size / self._ratio(prompt.messages > 0))
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """Learn from a reply that ``prompt``, counted before, has ``tokens`` tokens.
+        """Learn from a reply that ``prompt`` has ``tokens`` tokens. The prompt has been counted before.
 
-        Replies about ids or media teach nothing about bytes.
+        Replies about ids or media are ignored, because they say nothing about bytes.
         """
         if prompt.media or prompt.unread or not prompt.measured or tokens <= 0:
             return
@@ -72,9 +72,9 @@ class ByteCounter:
 
 
 class TokenizerCounter:
-    """Counts the first ``exact_bytes`` of each request exactly, and extrapolates the rest. No model is loaded.
+    """Counter that tokenises ``exact_bytes`` characters of each request and extrapolates the rest. No model is loaded.
 
-    Raises ConfigError when ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
+    Raises ConfigError if ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
     """
 
     def __init__(self, path: str, exact_bytes: int = EXACT_BYTES) -> None:
@@ -95,9 +95,9 @@ class TokenizerCounter:
         self._message_tokens = START_MESSAGE_TOKENS
 
     def count(self, prompt: Prompt) -> int:
-        """Return the tokens of the texts, and those that the chat template adds.
+        """Return the tokens of texts and ids, and the tokens that the chat template adds.
 
-        The time that the event loop waits for this is bounded per request.
+        ``exact_bytes`` limits the time for which a request blocks the event loop.
         """
         budget, seen, tokens = self._exact_bytes, 0, 0
         for text in prompt.texts:
@@ -118,11 +118,11 @@ class TokenizerCounter:
         try:
             return len(self._tokenizer.encode(text).ids)
         except (TypeError, UnicodeError):
-            # A lone surrogate; the servers replace it, too.
+            # The text has a lone surrogate. The servers replace it, too.
             return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """Correct the tokens that the chat template adds; the rest is exact already."""
+        """Correct the tokens per message that the chat template adds; the rest is exact already."""
         if not prompt.messages or prompt.media or prompt.unread or prompt.measured is None:
             return
         seen = (tokens - prompt.measured) / prompt.messages

@@ -1,4 +1,4 @@
-"""One attempt: a request at one pair of servers, until the client has the last byte of the reply."""
+"""One attempt to serve a request at one pair of servers, until the client has the last byte of the reply."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_t
 from .streams import Events, MergedEvents, merge_reply
 
 DRAIN_S = 1.0
-"""Time for which the prefill server's reply is awaited once the client has everything (seconds)."""
+"""Longest wait for the prefill server's reply once the decode server has answered (seconds)."""
 ABORTED_S = 5.0
-"""Time for which the decode server's reply to an aborted request is awaited (seconds)."""
+"""Longest wait for the decode server's reply to an aborted request (seconds)."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class Attempt(Legs):
-    """Runs one request at one pair of servers, its two legs side by side. However ``run`` ends, both leases have ended
-    and no leg is left running."""
+    """One request at one pair of servers, with its two legs side by side. However ``run`` ends, both leases have ended
+    and no leg still runs."""
 
     client: Client
     left_s: float
-    """Time until the attempt is given up (seconds), enforced here: a timer of aiohttp's for each leg would take 9
+    """Time limit of the attempt (seconds), enforced here because an aiohttp timer for each leg would take 9
     microseconds."""
     live: LiveRequest
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
     _raced: asyncio.Future[None] = field(init=False)
-    """Done when the decode server has answered, or the prefill server has failed."""
+    """Future that is done when the decode leg has ended, or the prefill leg has failed."""
     _response: aiohttp.ClientResponse | None = None
     """The decode server's response, once it is streamed to the client."""
     _expired: bool = False
     """True once the attempt has been given up."""
     _asked_at: float | None = None
-    """Time since which the stream's next chunk is awaited (monotonic seconds)."""
+    """Start of the wait for the stream's next chunk (monotonic seconds); None while no chunk is awaited."""
     _silence: asyncio.TimerHandle | None = None
     """Timer that checks whether the stream stalls."""
     _hangs: Lost | None = None
-    """Set if the decode server's stream stalled."""
+    """Failure of the attempt if the decode server's stream stalled."""
     _late: Refused | None = None
-    """Prefill server's error, if the stream had already begun."""
+    """Prefill server's error, if the stream had already started."""
 
     async def run(self) -> None:
-        """Answer the client. Raises Refused, Lost or TimeoutError if the servers did not."""
+        """Have the servers answer the client. Raises Refused, Lost or TimeoutError if the servers fail."""
         health, live = self.router.health, self.live
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
@@ -70,7 +70,7 @@ class Attempt(Legs):
         expiry = loop.call_later(self.left_s, self._expire)
         prefill.add_done_callback(self._note_end)
         decode.add_done_callback(self._note_end)
-        # The legs drop the bodies when they have their answers.
+        # Each leg drops its body when it has an answer: keep no reference here.
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
         served = False
@@ -93,10 +93,10 @@ class Attempt(Legs):
                 served = True
             health.answered(decoder, response.status)
             if not prefill.done():
-                # The connection can be reused only if its reply is read to the end.
+                # The connection can be reused only if the prefill server's reply is read to the end.
                 await asyncio.wait((prefill,), timeout=DRAIN_S)
         except TimeoutError:
-            # The decode server cannot answer before the prefill server is done.
+            # The decode server cannot answer first: blame the decode server only if the prefill server is done.
             health.timed_out(decoder if has_result(prefill) else prefiller, began)
             health.suspect(decoder)
             raise
@@ -107,11 +107,11 @@ class Attempt(Legs):
             if response is None and has_result(decode):
                 response = decode.result()[0]
             if response is not None:
-                # Closes a response not read to its end, and releases the connection of others.
+                # Closes the connection if the response was not read to its end, and else releases it for reuse.
                 response.close()
             if not served:
-                # A server notices a closed connection only after seconds. If it has answered, there is nothing to
-                # abort: another request may have the id by now.
+                # A server notices a closed connection only after seconds. A server that has answered has nothing to
+                # abort, and another request may have the id by now.
                 if not prefill.done():
                     self._abort(prefiller)
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
@@ -131,11 +131,11 @@ class Attempt(Legs):
         if self._response is not None:
             self._response.close()
             if self.client.waited_for:
-                # Else a client that does not read would keep its slot until it is given up.
+                # Otherwise a client that does not read would keep its slot until the parser's stall timer fires.
                 self.client.hang_up()
 
     def _look(self) -> None:
-        """Close a stream that stalls. One timer per chunk would cost more than the chunk."""
+        """Close the stream if it stalls, else check again later: a timer per chunk would cost more than the chunk."""
         decoder, health = self.decoder, self.router.health
         silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
         if silent_s >= health.silence_s(decoder) and self._response is not None:
@@ -145,7 +145,7 @@ class Attempt(Legs):
             self._silence = asyncio.get_running_loop().call_later(health.look_s, self._look)
 
     def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
-        """Return the leg's result, or raise its failure; TimeoutError or Lost if this router cancelled it."""
+        """Return the result of ``leg``, or raise its failure: TimeoutError or Lost if this router cancelled ``leg``."""
         if leg.cancelled():
             if self._expired:
                 raise TimeoutError
@@ -153,19 +153,19 @@ class Attempt(Legs):
         return leg.result()
 
     def _refusal(self) -> Refused | None:
-        """Return the prefill server's error, if any. Raises the leg's failure."""
+        """Return the prefill server's error, if any. Raises the failure of the prefill leg."""
         reply = self._result(self._prefill, self.choice.instance)
         return Refused(self.choice.instance, reply) if reply.status >= 400 else None
 
     def _note_end(self, leg: asyncio.Task[Any]) -> None:
-        """End the race unless the prefill leg succeeded, which decides nothing. Unlike ``asyncio.wait`` this does not
-        wake the request then, which saves about ten microseconds."""
+        """End the race unless ``leg`` is a successful prefill leg, which decides nothing. Unlike ``asyncio.wait``, this
+        does not wake the request in that case, which saves about ten microseconds."""
         fine = leg is self._prefill and has_result(leg) and leg.result().status < 400
         if not fine and not self._raced.done():
             self._raced.set_result(None)
 
     async def _race(self) -> Decoding:
-        """Return the decode server's answer, unless the prefill server fails first: then none would ever come."""
+        """Return the decode server's answer, or raise the prefill server's failure: after that no answer would come."""
         decode = self._decode
         await self._raced
         if not decode.done():
@@ -178,15 +178,15 @@ class Attempt(Legs):
         if response.status >= 400 and has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
-                # The decode server's error follows from the prefill server's.
+                # The prefill server's error has caused the decode server's error.
                 raise refused
         return response, first
 
     async def _check_transfer(self, first: bytes) -> None:
         """Raise Refused if a reply with status 200 reports that the KV was not transferred.
 
-        A stream does so in its first event, after its status line. Without a reason, and unless a client aborted the
-        request, the reason is the prefill server's.
+        A stream reports this in its first event, after the status line. If the decode server's error does not
+        name the transfer, the prefill server's error decides. A request that a client has aborted is not checked.
         """
         found = None if self.live.aborted else fault(first)
         if found is None:
@@ -244,11 +244,11 @@ class Attempt(Legs):
             while chunk:
                 part = events.feed(chunk)
                 if content.at_eof() and self._late is None:
-                    # Send the last chunk together with the end: saves 20 microseconds.
+                    # Send the last chunk together with the end of the stream, which saves 20 microseconds.
                     break
                 if part:
                     await client.go_on(part)
-                # Chunks that arrived meanwhile are sent in one write: a write costs more than a turn of the loop.
+                # Yield: chunks that arrive meanwhile are sent in one write, which costs more than a turn of the loop.
                 await asyncio.sleep(0)
                 self._asked_at = time.monotonic()
                 chunk, part = await content.readany(), b""

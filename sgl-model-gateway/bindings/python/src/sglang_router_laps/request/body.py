@@ -1,4 +1,4 @@
-"""Request bodies: read whole, parsed once, and extended without serialising them again."""
+"""Request bodies: read as a whole, parsed once, and extended without being serialised again."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .replies import INVALID, BadRequest, Rejection, refusal
 PAUSE_S = 30.0
 """Longest silence of a client in the middle of a body (seconds): TCP has retransmitted several times by then."""
 SLOWEST = 1 << 14
-"""Least rate of a body, PAUSE_S aside (bytes/s)."""
+"""Least arrival rate of a body after the first PAUSE_S (bytes/s)."""
 PARTS_MAX = 8192
-"""Most prompts of a batch, or messages and parts of a chat: each is inspected on its own, while all else waits."""
+"""Most prompts of a batch, or messages and parts of a chat. While they are inspected, all other requests wait."""
 DEEP = 900
-"""Number of brackets from which the standard library parses a body: it (and so MiniLB) fails near a thousand levels."""
+"""Opening brackets from which the standard library also parses a body: like MiniLB, it fails near a thousand levels."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
-"""Members that the router sets."""
+"""Members of a body that the router sets."""
 PREFILL_RANK = "disagg_prefill_dp_rank"
-"""Member with the data-parallel rank at the prefill server, for both servers."""
+"""Member that names the prefill server's data-parallel rank to both servers."""
 RANKS = frozenset((PREFILL_RANK, "routed_dp_rank", "data_parallel_rank"))
 RANK_HEADER = "x-data-parallel-rank"
-"""Members and header in which a client itself names data-parallel ranks."""
+"""Members (RANKS) and header by which a client itself names data-parallel ranks."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
-"""Header sent with a deadline: serve or refuse a request that can no longer meet it."""
+"""Header that says whether to serve or refuse a request that can no longer meet its deadline."""
 SESSION_HEADERS = ("x-smg-routing-key", "x-session-id")
 SESSION_LONGEST = 256
 """Longest session name (characters)."""
@@ -45,15 +45,15 @@ _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 
 
 async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
-    """Read the whole body, of --max-payload-size bytes at most.
+    """Return the whole body.
 
-    Raises ClientDisconnect; TurnedAway if the bodies of all requests would exceed their budget; and Rejection, also if
-    the body takes longer than --request-timeout-secs, is slower than SLOWEST or pauses for PAUSE_S.
+    Raises ClientDisconnect; TurnedAway if the bodies of all requests would exceed their budget; and Rejection if the
+    body exceeds --max-payload-size, takes over --request-timeout-secs, is slower than SLOWEST or stops for PAUSE_S.
     """
     hold: Hold = scope[HOLD]
     hold.unread = True
     limit, timeout_s = args.max_payload_size, args.request_timeout_secs
-    # uvicorn has checked that it is a number.
+    # uvicorn has checked that the header is a number.
     declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -82,8 +82,8 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
 
 
 def require_json(scope: Scope) -> None:
-    """Raise Rejection, with MiniLB's status, if the body is not declared as JSON: a web page may send such a body to a
-    router in its reader's network without a CORS preflight."""
+    """Raise Rejection, with MiniLB's status, if the body is not declared as JSON: browsers let any web page send such a
+    body to a router in the user's network without a CORS preflight."""
     said = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     kind, slash, form = said.partition(b";")[0].strip().lower().partition(b"/")
     if not (kind == b"application" and slash and (form == b"json" or (form.endswith(b"+json") and b"/" not in form))):
@@ -92,10 +92,9 @@ def require_json(scope: Scope) -> None:
 
 
 def read_json(raw: bytes) -> Any:
-    """Return the JSON value in ``raw``, parsed faster than by the standard library, with the same result. Raises
-    ValueError.
+    """Return the JSON value in ``raw``: the standard library's result, but faster. Raises ValueError.
 
-    Extensions that the standard library takes (NaN, lone surrogates, UTF-16) MiniLB takes, too.
+    Accepts the standard library's extensions (NaN, lone surrogates, UTF-16), because MiniLB accepts them.
     """
     return _read(raw)[1]
 
@@ -109,14 +108,14 @@ def write_json(value: Any) -> bytes:
 
 
 def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Return ``raw`` as UTF-8, and the JSON object in it. Raises Rejection, with MiniLB's status, if there is none, or
-    one nested deeper than MiniLB reads."""
+    """Return ``raw`` as UTF-8, and the JSON object in ``raw``. Raises Rejection, with MiniLB's status, if there is no
+    JSON object, or if it is nested deeper than MiniLB can read."""
     try:
         if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
         raw, body = _read(raw)
     except ValueError as e:
-        # Undecodable, too deep, or a number with too many digits.
+        # 400: not decodable, nested too deeply, or a number with too many digits.
         status = 422 if isinstance(e, json.JSONDecodeError) else 400
         raise Rejection(refusal(status, INVALID, f"the body is not JSON: {e}")) from None
     if not isinstance(body, dict):
@@ -135,7 +134,7 @@ def _read_slowly(raw: bytes) -> tuple[bytes, Any]:
     """Parse with the standard library. Raises ValueError (UnicodeDecodeError is one)."""
     text = raw.decode(json.detect_encoding(raw), "surrogatepass")
     try:
-        # A surrogate can only stand inside a string, where its escape means the same.
+        # A surrogate can occur only inside a string, where its escape sequence means the same.
         return text.encode("utf-8", "backslashreplace"), json.loads(text)
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
@@ -153,16 +152,16 @@ def without_routed(raw: bytes, body: Mapping[str, Any]) -> bytes:
     if not ROUTED & body.keys():
         return raw
     try:
-        # The standard library keeps numbers of any size as they are.
+        # The standard library keeps numbers of any size unchanged.
         return _write_slowly({k: v for k, v in json.loads(raw).items() if k not in ROUTED})
     except ValueError:
         return raw
 
 
 def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
-    """Return ``raw`` with the members of the JSON object ``extra`` added at its end; all its bytes stay as they are.
+    """Return ``raw`` with the members of the JSON object ``extra`` added at the end; all bytes of ``raw`` are kept.
 
-    ``raw`` and ``body`` are results of ``parse``. Of members with the same name JSON parsers take the last: ours.
+    ``raw`` and ``body`` are results of ``parse``. JSON parsers take the last of members with the same name: ours.
     """
     return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
 
@@ -198,8 +197,8 @@ def read_late(texts: list[str]) -> bool:
 
 
 def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """Return the client's name of the session: from the first of SESSION_HEADERS, else from
-    ``session_params.session_id``. None if there is none of at most SESSION_LONGEST characters."""
+    """Return the client's session name from the first of SESSION_HEADERS that is present, else from
+    ``session_params.session_id``. None if there is no name or if it exceeds SESSION_LONGEST characters."""
     params = body.get("session_params")
     member = params.get("session_id") if isinstance(params, dict) else None
     named = next((headers[name] for name in SESSION_HEADERS if name in headers), member)
@@ -207,10 +206,10 @@ def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | N
 
 
 def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: float) -> tuple[bytes, dict[str, Any]]:
-    """Add the deadline where the prefill scheduler looks for it: in the custom sampling parameters of ``raw`` and
-    ``body``.
+    """Return ``raw`` and ``body`` with the deadline in their custom sampling parameters, where the prefill scheduler
+    reads the deadline.
 
-    A deadline that the body already carries stays. Raises BadRequest where the parameters are nested too deeply.
+    A deadline that the body already carries stays. Raises BadRequest if the parameters are nested too deeply.
     """
     if endpoint == GENERATE:
         params = body.get("sampling_params")
@@ -225,7 +224,7 @@ def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: flo
 
 
 def _with_deadline(params: Any, slo_ms: float) -> Any:
-    """Return sampling parameters with the deadline; a value that is no object stays, for the servers to reject."""
+    """Return ``params`` with the deadline. A value that is not an object stays: the servers will reject it."""
     params = {} if params is None else params
     if not isinstance(params, dict):
         return params
@@ -236,8 +235,8 @@ def _with_deadline(params: Any, slo_ms: float) -> Any:
 
 
 def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise Rejection for an empty text to generate from, which crashes stock servers, for more than one sample per
-    prompt, which would never be answered, and for more than PARTS_MAX prompts."""
+    """Raise Rejection for more than PARTS_MAX prompts, for an empty text (which crashes stock servers), and for more
+    than one sample per prompt (which would never be answered)."""
     if _parts(endpoint, body) > PARTS_MAX:
         what = "messages and parts" if endpoint == CHAT else "prompts"
         raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
@@ -253,7 +252,7 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
 
 def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
     """Return the number of items to inspect one by one: messages and their parts, or prompts with their parameters.
-    Exact only as far as the comparison with PARTS_MAX needs it."""
+    The number is exact only as far as the comparison with PARTS_MAX needs."""
     if endpoint == CHAT:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > PARTS_MAX:

@@ -1,4 +1,4 @@
-"""A client's request, and the parts of it needed from one attempt to the next."""
+"""A client's request, with the data that all of its attempts need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .replies import BadRequest
 from .trail import Trail
 
 ROOM_BITS = 62
-"""Size of a bootstrap room, the number where the two servers of a request meet."""
+"""Bits of a bootstrap room, the number where the two servers of a request meet."""
 
 
 class Call:
@@ -42,15 +42,15 @@ class Call:
         self.headers = forwarded(scope["headers"])
         self.wants_receipt = receipts.asks(scope["headers"])
         self.receipt: str | None = None
-        """Receipt of the last prefill server."""
+        """Receipt from the prefill server of the last attempt."""
         self.stream = bool(body.get("stream", False))
         asked = body.get("return_logprob")
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
         """True if log-probabilities are requested (for any prompt of a batch)."""
         batch = batch_size(endpoint, body)
         self.rooms = batch
-        """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. From a single room
-        SGLang would count up, and rooms decide which data-parallel rank gets a prompt."""
+        """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. Given one room, SGLang
+        would count up from it, but the room decides which data-parallel rank gets a prompt."""
         try:
             own = None if trail.given else trail.id
             self.ids = Ids(body.get("rid"), batch, own, self.headers.get("authorization"))
@@ -76,12 +76,12 @@ class Call:
 
     @property
     def age_s(self) -> float:
-        """Return the time since its arrival (seconds)."""
+        """Return the time since the request's arrival (seconds)."""
         return time.monotonic() - self.arrived
 
     def read(self, counter: TokenCounter) -> None:
-        """Read and measure the prompt; keep of the body only what an attempt needs: its bytes and its members'
-        names."""
+        """Read and measure the prompt. Of the body, keep only the data that an attempt needs: its bytes and its
+        members' names."""
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
         self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
@@ -91,18 +91,18 @@ class Call:
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 
     def waiting(self, new: int, threshold: int) -> Waiting:
-        """Return the request as ``laps_core``'s rules see it, with ``new`` tokens expected to be computed."""
+        """Return the request as input of ``laps_core``'s rules, with ``new`` tokens expected to be computed."""
         due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
         return Waiting(new, self.ask.total - new, self.arrived, due, priority=int(new > threshold))
 
     def wires(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
-        """Return the bodies of an attempt for the prefill and the decode server, which meet in fresh bootstrap rooms:
-        those of ``rank`` of the prefill server, the same for all prompts of a batch, unless the client names a rank
-        itself."""
+        """Return the bodies of an attempt for the prefill and the decode server, with new bootstrap rooms.
+        The rooms select ``rank`` of the prefill server for all prompts of a batch, unless the client itself names a
+        rank."""
         host, port, n = bootstrap_host(prefiller.url), prefiller.bootstrap_port, self.rooms
         if rank is not None and not bodies.names_rank(self._body, self.headers):
             rooms = [rank.room(random.getrandbits(ROOM_BITS)) for _ in range(1 if n is None else n)]
-            # Without this member prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
+            # Without this member, prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
             meeting: dict[str, Any] = {bodies.PREFILL_RANK: rank.number}
         else:
             rooms = [random.getrandbits(ROOM_BITS) for _ in range(1 if n is None else n)]

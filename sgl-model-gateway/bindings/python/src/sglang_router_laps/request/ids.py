@@ -1,8 +1,8 @@
-"""A request's ids: the client's, used in its answer and its aborts, and those that servers use.
+"""Ids of a request: the client's ids, used in its answer and its aborts, and the server-side ids.
 
-SGLang aborts every request whose id begins with the one given. So servers only get ids made here, all of one length:
-none is a prefix of another. In the first attempt they are hashes of the client's id and key, which every router can
-compute.
+SGLang aborts every request whose id starts with the given id. So servers only get ids made here, all of one length: no
+id is a prefix of another. If the client gives an id, the ids of the first attempt are hashes of the client's id and
+key, which every router can compute.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from laps_core.pools.instances import Role
 
 AT_PREFILL = ".prefill"
-"""Suffix of an id at the prefill server. SGLang aborts an id again two seconds after its stream has ended; without the
-suffix that abort could hit a decode server's KV that the prefill server computes again under the same id."""
+"""Suffix of an id at the prefill server. Two seconds after a stream has ended, SGLang aborts its id again. Without
+the suffix, that abort could hit KV that the prefill server computes again for a decode server under the same id."""
 IDS_MAX = 256
-"""Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
+"""Most prompts of a batch that are aborted by id; closing the connection aborts the rest."""
 _MADE = re.compile(r"[0-9a-f]{32}")
 _IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:\.prefill)?")
 
@@ -31,23 +31,23 @@ def fresh() -> str:
 
 
 def hashed(rid: str, owner: str | None = None) -> str:
-    """Return the servers' id for the id of a client whose authorization is ``owner``."""
+    """Return the server-side id for the id ``rid`` of a client whose authorization is ``owner``."""
     return sha256(f"{owner or ''}\n{rid}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def elsewhere(rid: str, owner: str | None) -> Mapping[Role, Sequence[str]]:
-    """Return the servers' ids of a client's ``rid`` that another router may have; that router may have made ``rid``
-    itself."""
+    """Return the server-side ids, by role, that another router may use for a client's ``rid``. That router may have
+    made ``rid`` itself."""
     ids = [hashed(rid, owner), *([rid] if _MADE.fullmatch(rid) else ())]
     return {"prefill": [one + AT_PREFILL for one in ids], "decode": ids}
 
 
 class Ids:
-    """Ids of one request. ``renew`` makes the servers' ids of the next attempt."""
+    """Ids of one request. ``renew`` makes the server-side ids of the next attempt."""
 
     def __init__(self, rid: Any, batch: int | None, first: str | None = None, owner: str | None = None) -> None:
         """``rid``: the client's id; if None or "", ``first`` or a random id takes its place. ``batch``: number of
-        prompts that SGLang makes requests of their own for; None for a single one. ``owner``: the client's
+        prompts that SGLang splits into separate requests; None for a single prompt. ``owner``: the client's
         authorization.
 
         Raises ValueError if SGLang does not accept ``rid``.
@@ -69,8 +69,8 @@ class Ids:
         self._make(owner, self._whole if self._whole != rid else hashed(self._whole, owner))
 
     def renew(self) -> None:
-        """Make random ids for every attempt but the first: a server refuses an id that is still in use there, and
-        aborts a used id once more seconds later."""
+        """Make random ids for every attempt except the first. A server refuses an id that is still in use there, and
+        aborts a used id once more some seconds later."""
         if self._tried:
             self._make(salt := fresh(), salt)
         self._tried = True
@@ -79,12 +79,12 @@ class Ids:
         self._servers = [single] if self._single else [hashed(rid, salt) for rid in self._client]
         client = [self._whole] if self._single else self._client
         self._shown = {a.encode(): json.dumps(b)[1:-1].encode() for a, b in zip(self._servers, client, strict=True)}
-        """Servers' ids and the client's, as they appear in replies."""
+        """Server-side ids with the client's ids, as they appear in replies."""
         self.name = self._servers[0] if self._servers else self._whole
-        """Servers' id of the request, or of its first prompt, as it appears in logs."""
+        """Server-side id of the request, or of its first prompt, as it appears in logs."""
 
     def servers(self) -> tuple[str | list[str], str | list[str]]:
-        """Return the ids at the prefill and at the decode server: one, or those of all prompts of a batch."""
+        """Return the ids at the prefill and at the decode server: a single id each, or the list of a batch's ids."""
         prefill, decode = self.known_as()
         return (prefill[0], decode[0]) if self._single else (prefill, decode)
 
@@ -93,12 +93,12 @@ class Ids:
         return [rid + AT_PREFILL for rid in self._servers], self._servers
 
     def asked_by(self) -> Mapping[str, int | None]:
-        """Map the client's ids that an abort may name to the prompt's index in the batch, or None for the whole
+        """Return the client's ids that an abort may name, each with the index of its prompt; None for the whole
         request."""
         return {self._whole: None, **{rid: i for i, rid in enumerate(self._client[:IDS_MAX])}}
 
     def as_asked(self, reply: bytes) -> bytes:
-        """Replace servers' ids by the client's in a server's reply or a message of the router."""
+        """Return a server's reply, or a message of the router, with the client's ids in place of server-side ids."""
         if self._single:
             for made, rid in self._shown.items():
                 if made in reply:

@@ -1,4 +1,4 @@
-"""The two legs of a request: what is sent to each server of a pair, and what is learnt from its reply."""
+"""The two legs of a request: sending to each server of a pair, and learning from the server's reply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Decoding = tuple[aiohttp.ClientResponse, bytes]
 
 @dataclass
 class Legs:
-    """Sends one request to a prefill and a decode server."""
+    """Sender of one request to a prefill and a decode server."""
 
     router: Router
     call: Call
@@ -37,7 +37,7 @@ class Legs:
         )
 
     async def run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """Run the prefill leg, and learn from its reply. Raises Lost."""
+        """Run the prefill leg, learn from the reply, and return it. Raises Lost."""
         call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
@@ -95,12 +95,12 @@ class Legs:
 
 
 def has_result(leg: asyncio.Task[Any]) -> bool:
-    """Return True if a leg has ended well."""
+    """Return True if ``leg`` has ended with a result."""
     return leg.done() and not leg.cancelled() and leg.exception() is None
 
 
 def look_at(leg: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a failed leg, which asyncio would log otherwise; the other leg's failure was the
-    answer."""
+    """Retrieve the exception of a failed leg, because asyncio would log it otherwise. The client got the other leg's
+    failure."""
     if not leg.cancelled():
         leg.exception()

@@ -1,4 +1,4 @@
-"""A request's way through the router: attempts at pairs of servers until one has answered."""
+"""A request's way through the router: attempts at pairs of servers until a pair has answered."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Ended = Refused | Lost
 EARNED = 0.2
 """Retries added to the budget per request: overloaded servers must not get much more load from retries."""
 SAVED_MAX = 100.0
-"""Most retries in the budget, and its value at the start."""
+"""Most retries in the budget, and the budget at the start."""
 
 
 class Retries:
-    """Retry policy of --retry-* and --disable-retries, with a budget shared by all requests for servers that answered
-    503."""
+    """Retry policy of --retry-* and --disable-retries, with a budget, shared by all requests, for retries after a 503
+    or a failed KV transfer."""
 
     def __init__(self, args: RouterArgs) -> None:
         # The stock flags count the first attempt, too.
@@ -44,7 +44,7 @@ class Retries:
     def pause_s(self, retry: int) -> float:
         """Return the pause before retry number ``retry``, counted from 0 (seconds)."""
         args = self._args
-        # Limits the exponent: far larger powers would overflow, and the maximum is reached long before.
+        # Far larger powers would overflow, and the longest pause is reached long before.
         pause_ms = args.retry_initial_backoff_ms * args.retry_backoff_multiplier ** min(retry, 64)
         jitter = 1 + args.retry_jitter_factor * (2 * random.random() - 1)
         return max(0.0, min(pause_ms, args.retry_max_backoff_ms) / 1e3 * jitter)
@@ -54,7 +54,7 @@ class Retries:
         self._saved = min(self._saved + EARNED, SAVED_MAX)
 
     def spend(self) -> bool:
-        """Take one retry out of the budget; False if none is left."""
+        """Take one retry out of the budget. Return False if no retry is left."""
         if self._saved < 1:
             return False
         self._saved -= 1
@@ -63,9 +63,9 @@ class Retries:
 
 @dataclass(slots=True)
 class Passage:
-    """Answers one request whose body has been read.
+    """Processing of one request whose body has been read.
 
-    ``run`` answers it, unless it is turned away before it is sent.
+    ``run`` answers the client, or raises TurnedAway while the client has got nothing.
     """
 
     router: Router
@@ -75,13 +75,13 @@ class Passage:
     tried: Tried = field(default_factory=Tried)
     live: LiveRequest = field(init=False)
     deaths: int = 0
-    """Servers that were lost while they had this request."""
+    """Number of servers that were lost while they had this request."""
 
     def __post_init__(self) -> None:
         self.live = LiveRequest(self.call.ids.asked_by())
 
     async def run(self) -> None:
-        """Wait for a slot if none is free, then try. Raises TurnedAway."""
+        """Wait for a slot if no slot is free, then try pairs of servers. Raises TurnedAway."""
         router, queue = self.router, self.router.queue
         self.call.read(router.counter)
         placed = queue.enter()
@@ -114,7 +114,7 @@ class Passage:
             call.trail.placed = began, time.monotonic()
 
     async def _pair(self) -> tuple[Choice, Instance] | None:
-        """Return the next pair of servers, once there is one; None if a role stays without a healthy server for too
+        """Wait for the next pair of servers and return it; None if a role stays without a healthy server for too
         long."""
         pools, queue, call = self.router.pools, self.router.queue, self.call
         async with self.live.waiting():
@@ -125,7 +125,7 @@ class Passage:
             return pair
 
     async def _try(self) -> None:
-        """Try pairs of servers, as far as --retry-* allow while nothing has been sent."""
+        """Try pairs of servers until a pair answers, as often as --retry-* allow while the client has got nothing."""
         router, call, client = self.router, self.call, self.client
         self.retries.earn()
         ended: Ended | None = None
@@ -173,10 +173,10 @@ class Passage:
         await self._conclude(ended)
 
     async def _worth_another(self, ended: Ended) -> bool:
-        """Return True if another pair may do better; record what the failure says about the server."""
+        """Record what the failure says about the server. Return True if another pair may do better."""
         router = self.router
         if isinstance(ended, Refused):
-            # Leave a pair whose transfers fail, even for a server that is busy at the moment.
+            # After a failed transfer any new pair will do, even with a server that admits no request at the moment.
             left = ended.elsewhere and router.pools.left(self.tried, now=not ended.unjoined)
             return left and self.retries.spend()
         if ended.blameless:
@@ -186,19 +186,19 @@ class Passage:
         router.health.lost(ended.instance, ended.kind)
         if not ended.sent:
             return True
-        # A request that crashed a server may crash the next. One that was alone on a server that died is not retried;
-        # one that was there with others is, once.
+        # A request that crashed a server may crash the next server. A request that was alone on a server that died is
+        # not retried; a request that was there with other requests is retried once.
         self.deaths += 1
         if self.deaths > 1:
             return False
         return shared or ended.kind == "cut" or not await router.health.refuses(ended.instance)
 
     async def _conclude(self, ended: Ended | None) -> None:
-        """Answer with the last attempt's failure; None: there was no pair to try."""
+        """Answer the client with the last attempt's failure; None = there was no pair to try."""
         client = self.client
         if isinstance(ended, Refused):
             if ended.unjoined and not client.started:
-                # No server refused the request, and the next pair may serve it.
+                # No server refused the request, and another pair may serve it later.
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
                 await client.whole(ended.reply)

@@ -1,4 +1,4 @@
-"""A prefill server's receipt, with the time that the request spent elsewhere."""
+"""Receipt of a request: its prefill server's receipt, with the time that the request spent elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .trail import Trail
 
 HEADER = RECEIPT_HEADER.encode()
 LAST = ("answering", "transfer", "computing")
-"""Causes at a prefill server that may not be over when its decode server has the first token, the last one first."""
+"""Causes at a prefill server that may still last when the decode server has the first token, latest cause first."""
 
 
 def asks(headers: list[tuple[bytes, bytes]]) -> bool:
@@ -21,8 +21,8 @@ def asks(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def complete(receipt: str, trail: Trail) -> bytes | None:
-    """Return the receipt of the request (JSON): that of its prefill server, with the time at the router and until the
-    decode server's first token. None where the request has no first token, or the server sent something else."""
+    """Return the receipt of the request (JSON): its prefill server's ``receipt``, with the time at the router and until
+    the decode server's first token. None if the request has no first token, or if ``receipt`` is no receipt."""
     if trail.first is None or trail.sent is None or trail.first_sent is None:
         return None
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):

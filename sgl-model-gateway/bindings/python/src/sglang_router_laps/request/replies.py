@@ -23,7 +23,7 @@ TRANSFER_FAILED = b"KVTransferError"
 JSON = b"application/json"
 INVALID = "invalid_request_error"
 UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Headers of a stream, which keep proxies from buffering it."""
+"""Headers that keep proxies from buffering a stream."""
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 """Separator of a stream's events."""
 
@@ -46,12 +46,12 @@ class Reply:
         return cls(response.status, content_type(response), body, headers)
 
     async def close(self, send: Send) -> None:
-        """Send the reply as the connection's last one, but for the end of the body."""
+        """Send the reply as the last reply of its connection, without the end of the body."""
         self.headers = (*self.headers, (b"connection", b"close"))
         await self._send(send, more=True)
 
     async def __call__(self, scope: Scope | None, receive: Receive | None, send: Send) -> None:
-        """Send the reply, like starlette's responses, but with its headers as raw bytes."""
+        """Send the reply. The interface is that of starlette's responses, but the headers are raw bytes."""
         await self._send(send, more=False)
 
     async def _send(self, send: Send, *, more: bool) -> None:
@@ -94,14 +94,14 @@ class Rejection(Exception):
 
 
 class BadRequest(Rejection):
-    """A request is answered 400. The message names the error."""
+    """A request is answered with status 400. The message names the error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(refusal(400, INVALID, message))
 
 
 def refusal(status: int, kind: str, message: str, after_s: int | None = None) -> Reply:
-    """Return an error of the router; Retry-After is ``after_s``, and 1 for a 503 without it."""
+    """Return an error reply of the router. Retry-After is ``after_s``; for a 503 without ``after_s`` it is 1."""
     if status == 503 and after_s is None:
         after_s = 1
     headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
@@ -114,8 +114,8 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 
 def fault(reply: bytes) -> Reply | None:
-    """Return the first error in a reply or in a stream's events, as the reply it should have been; None without one."""
-    # Nearly every reply ends here; text that holds these words costs only a parse.
+    """Return the first error in a reply or in a stream's events, as an error reply; None without an error."""
+    # Nearly every reply returns here. A text that happens to hold these words costs only a parse.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
     for event in EVENT_END.split(reply) if reply.startswith(b"data:") else (reply,):
@@ -166,7 +166,7 @@ def _status(code: Any) -> int:
 
 @dataclass(slots=True)
 class Client:
-    """Sends replies to the client, with the client's own ids in them."""
+    """Sender of replies to the client, with the client's own ids in the replies."""
 
     send: Send
     stream: bool
@@ -179,12 +179,12 @@ class Client:
     started: bool = False
     """True once anything has been sent."""
     finished: bool = False
-    """True once the last byte has been passed to the connection: a disconnect is no abort any more."""
+    """True once the last byte has been passed to the connection: from then on a disconnect is no abort."""
     waited_for: bool = False
-    """True while the client has not read what was sent last."""
+    """True while the client has not read the part that was sent last."""
 
     async def whole(self, reply: Reply) -> None:
-        """Send a whole reply; if a stream has begun, end it with the reply as its last event."""
+        """Send a whole reply. If a stream has started, end the stream with the reply as its last event."""
         if self.started:
             # The status line has been sent: a last event is all that a stream's reader can still understand.
             event = b"data: " + reply.body.replace(b"\n", b" ") + b"\n\n" if self.stream else b""
@@ -210,5 +210,5 @@ class Client:
         self.waited_for = False
 
     async def refuse(self, status: int, kind: str, message: str, after_s: int | None = None) -> None:
-        """Send an error of the router, whatever has been sent."""
+        """Send an error of the router, even after the start of a stream."""
         await self.whole(refusal(status, kind, message, after_s))

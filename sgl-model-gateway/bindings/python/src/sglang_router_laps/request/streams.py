@@ -1,7 +1,7 @@
-"""Streams passed on event by event, so that a stream that breaks off leaves no partial event with the client.
+"""Streams, passed on event by event so that the client gets no partial event if a stream breaks off.
 
-If input log-probabilities are requested, they come from the prefill server and all else from the decode server: streams
-and whole replies are then merged from both.
+If input log-probabilities are requested, they come from the prefill server, and all other data from the decode server.
+Streams and whole replies are then merged from both replies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIELD = "input_token_logprobs"
 
 
 class Events:
-    """Holds back an event until it is complete."""
+    """Buffer that holds back an event until it is complete."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -29,7 +29,7 @@ class Events:
         if not held and chunk.endswith(ENDS):
             return chunk
         if held and held[-1].endswith((b"\r", b"\n")) and chunk.startswith((b"\r", b"\n")):
-            # An event's end, split between two chunks.
+            # The end of an event may be split between two chunks.
             chunk = held.pop() + chunk
         cut = max(at + len(end) if (at := chunk.rfind(end)) >= 0 else 0 for end in ENDS)
         if not cut:
@@ -47,7 +47,7 @@ class Events:
 
 
 class MergedEvents(Events):
-    """Merges the prefill server's log-probabilities into each event of the decode server's stream."""
+    """Buffer that also merges the prefill server's log-probabilities into each event of the decode server's stream."""
 
     def __init__(self, prefill: bytes) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class MergedEvents(Events):
 
 
 def merge_reply(prefill: bytes, decode: bytes) -> bytes:
-    """Return the merged reply, of one prompt or of a batch. Parts that cannot be parsed on either side stay
-    unchanged."""
+    """Return the decode server's reply with the prefill server's log-probabilities, for one prompt or a batch. Parts
+    that cannot be parsed on either side stay unchanged."""
     try:
         mine, theirs = read_json(decode), read_json(prefill)
         for to, source in zip(*(r if isinstance(r, list) else [r] for r in (mine, theirs)), strict=False):

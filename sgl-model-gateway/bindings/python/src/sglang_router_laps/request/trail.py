@@ -26,13 +26,13 @@ ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 GONE = 499
 """Logged status of a request whose client disconnected."""
 LINES_S = 0.25
-"""Delay with which log lines are written together (seconds): one record per line would cost five times as much."""
+"""Time for which log lines are collected (seconds): one log record per line would cost five times as much."""
 _PLAIN = re.compile(r"[!#-~]{1,200}")
 """Ids that are safe in a header or log line."""
 
 
 def request_id(headers: Sequence[tuple[bytes, bytes]], names: Mapping[bytes, int]) -> str | None:
-    """Return the client's id, from the first header in ``names`` (name -> priority) that has one; None without one."""
+    """Return the client's id from the first header in ``names`` (name -> position) with a valid id, else None."""
     found = [(names[name], value.decode("latin-1")) for name, value in headers if name in names]
     return next((text for _, text in sorted(found) if _PLAIN.fullmatch(text)), None) if found else None
 
@@ -42,7 +42,7 @@ class Trail:
     """Timeline and outcome of one generation request. Times are monotonic seconds; None: not reached yet."""
 
     given: str | None
-    """The client's id of the request."""
+    """The client's id of the request; None if the client gave no id."""
     endpoint: str
     id: str = field(init=False)
     began: float = field(default_factory=time.monotonic)
@@ -53,15 +53,15 @@ class Trail:
     tokens: int = 0
     """Tokens expected to be computed."""
     placed: tuple[float, float] | None = None
-    """Start and end of its wait in the queue."""
+    """Start and end of the request's wait in the queue."""
     prefill: Instance | None = None
     decode: Instance | None = None
     sent: float | None = None
     """Time at which the request was sent to the last pair of servers."""
     first_sent: float | None = None
-    """Time at which it was sent to the first one."""
+    """Time at which the request was sent to the first pair of servers."""
     prefilled: float | None = None
-    """Time of that prefill server's answer."""
+    """Time of the answer of the last pair's prefill server."""
     first: float | None = None
     """Time of the first token."""
     retries: int = -1
@@ -91,7 +91,7 @@ class Trail:
         self.retries += 1
 
     def told(self, at: str, now: float) -> str:
-        """Return the line for the access log; ``at``: time of day."""
+        """Return the line for the access log. ``at``: date and time, as text."""
         prefill, decode = self.prefill, self.decode
         return (
             f"{at} id={self.id} rid={self.rid} route=/{self.endpoint} "
@@ -107,7 +107,7 @@ def _ms(start: float | None, end: float | None) -> str:
 
 
 class AccessLog:
-    """Writes one line for each request, at level info."""
+    """Access log with one line for each request, at level info."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -115,7 +115,7 @@ class AccessLog:
 
     @staticmethod
     def to_stderr() -> None:
-        """Write lines without the prefix of other log records: they carry their own time."""
+        """Write the lines to stderr without the prefix of other log records, because each line carries its own time."""
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Aborts: requests under way, permission to abort them, and their ids at the servers."""
+"""Aborts: requests in flight, permission to abort them, and their ids at the servers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Body = Mapping[str, Any]
 
 
 class Aborted(Exception):
-    """A request was aborted while it was at no server."""
+    """A request was aborted while no server worked on it."""
 
 
 class LiveRequest:
-    """A request from its arrival to its end, as aborts see it."""
+    """A request from its arrival to its end, with the data that an abort needs."""
 
     def __init__(self, names: Mapping[str, int | None]) -> None:
         self.names = names
-        """Client's ids: of the whole request (None), or of a prompt of a batch (index)."""
+        """Client's ids: id of the whole request -> None, id of a batch's prompt -> index of the prompt."""
         self.at: Mapping[Instance, Sequence[str]] = {}
         """Ids of the request's prompts at each server that works on it, in the same order."""
         self.aborted = False
@@ -41,7 +41,7 @@ class LiveRequest:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Mark the time that the request spends at no server. Raises Aborted as soon as it is aborted."""
+        """Mark the time in which no server works on the request. Raises Aborted as soon as the request is aborted."""
         if self.aborted:
             raise Aborted
         try:
@@ -56,7 +56,7 @@ class LiveRequest:
             self._wait = None
 
     def abort(self) -> None:
-        """Start nothing more for the request. Work at servers is for them to abort."""
+        """Mark the request as aborted, and end its wait. The servers must be asked separately to abort their work."""
         self.aborted = True
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0)
@@ -68,7 +68,7 @@ class LiveRequest:
 
 
 class Aborter:
-    """Tracks the requests under way, and sends aborts."""
+    """Register of the requests in flight, and sender of aborts."""
 
     def __init__(self, sessions: Sessions, instances: Sequence[Instance]) -> None:
         self._live: dict[str, list[LiveRequest]] = {}
@@ -91,14 +91,14 @@ class Aborter:
                 del self._live[name]
 
     def named(self, rid: str) -> Sequence[LiveRequest]:
-        """Return the requests with the client's id ``rid``, their own or one of their prompts'."""
+        """Return the requests for which ``rid`` is the client's id of the request or of one of its prompts."""
         return self._live.get(rid, ())
 
     async def drop(self, instance: Instance, live: LiveRequest, ids: Sequence[str], authorization: str | None) -> None:
-        """Ask ``instance`` to abort ``live``, which has ended here and is known there by ``ids``."""
-        # The client may have sent another request with this id.
+        """Ask ``instance`` to abort ``live``, which has ended at this router; ``ids``: the ids of ``live`` there."""
+        # The client may have sent another request with the same id.
         twins = [other for name in live.names for other in self.named(name)]
-        # A server with an admin key takes no other for aborts, so try the router's own key first.
+        # A server with an admin key accepts no other key for aborts, so try the router's own key first.
         keys: list[str | None] = [*dict.fromkeys(filter(None, (self._sessions.key, authorization)))] or [None]
         for rid in ids:
             if any(rid in other.at.get(instance, ()) for other in twins):
@@ -122,9 +122,9 @@ class Aborter:
                 return
 
     async def may(self, authorization: str | None, unused: str) -> Answer | None:
-        """Return 200 if a client with this key may abort, else the first server's refusal; None if no server was
-        reached. The router's key may, and a key with which a server of each role accepts an abort of the ``unused``
-        id."""
+        """Return a good answer if a client with this authorization may abort, else a server's refusal; None if no
+        server was reached. Clients may abort with the router's key, or with a key with which a server of each role
+        accepts an abort of the id ``unused``."""
         key = self._sessions.key
         if key and compare_digest((authorization or "").encode(), key.encode()):
             return 200, b""
@@ -134,7 +134,7 @@ class Aborter:
                 by_role.setdefault(i.role, []).append(i)
 
         async def first(instances: Sequence[Instance]) -> Answer | None:
-            """Return the answer of the first reachable server: one that counts as healthy may have just gone."""
+            """Return the answer of the first reachable server: a server that counts as healthy may have just gone."""
             for i in instances:
                 if (answer := await self._tell(i, [{"rid": unused}], authorization)) is not None:
                     return answer
@@ -145,9 +145,9 @@ class Aborter:
     async def forward(
         self, rid: str, elsewhere: Mapping[Role, Sequence[str]], authorization: str | None
     ) -> Answer | None:
-        """Abort the requests that clients call ``rid`` ("": all), here and at the servers that work on them; return the
-        first bad answer, or 200; None if no server was reached. ``elsewhere``: ids to abort at all healthy servers if
-        this router has no such request."""
+        """Abort the requests with the client's id ``rid`` ("" = all requests), here and at their servers. Return the
+        first bad answer, else a good answer; None if no server was reached. ``elsewhere``: ids to abort at all healthy
+        servers if this router has no such request."""
         known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
         wanted: dict[Instance, list[Body]] = {}
         for live in known:
@@ -162,7 +162,7 @@ class Aborter:
         return _worst(await asyncio.gather(*(self._tell(i, bodies, authorization) for i, bodies in wanted.items())))
 
     async def _tell(self, instance: Instance, bodies: Sequence[Body], authorization: str | None) -> Answer | None:
-        """Return the server's first bad answer, or its last; None if it cannot be reached."""
+        """Send ``bodies`` one after the other. Return the first bad answer, else the last; None if not reached."""
         answer: Answer | None = None
         for body in bodies:
             answer = await self._sessions.tell(instance, ABORT, authorization, TIMEOUT_S, body)
@@ -172,6 +172,6 @@ class Aborter:
 
 
 def _worst(answers: Sequence[Answer | None]) -> Answer | None:
-    """Return the first bad answer, or any; None without one."""
+    """Return the first bad answer, else the first answer; None without an answer."""
     reached = [a for a in answers if a is not None]
     return next((a for a in reached if a[0] >= 400), reached[0] if reached else None)

@@ -1,6 +1,6 @@
 """Health of servers, judged by traffic and probes; unhealthy servers are probed with back-off until they recover.
 
-The stock router's --health-* set period and time-out of probes, and how many failures and successes decide.
+The stock flags --health-* set period and time-out of probes, and how many failures or successes change the state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .upstream import Kind, Lost, Sessions, address, failure
 logger = logging.getLogger(__name__)
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 2.0
-"""First and longest pause between probes of an unhealthy instance (seconds): one that is back should get requests
+"""First and longest pause between probes of an unhealthy instance (seconds): a recovered instance should get requests
 within five seconds."""
 GROWTH = 1.5
 JITTER = 0.3
@@ -29,12 +29,12 @@ JITTER = 0.3
 REFUSAL_S = 2.0
 """Time limit for a connection that checks whether a server is still there (seconds)."""
 SILENCE = 1 / 6
-"""Longest pause of a stream, as a share of --request-timeout-secs: five minutes by default. A decode server that has
-retracted a request computes its KV again first."""
+"""Longest pause of a stream, as a share of --request-timeout-secs: five minutes by default. A stream pauses while its
+decode server, after a retraction, computes the KV again."""
 
 
 class Health:
-    """Maintains ``Instance.healthy``."""
+    """Health checks, which maintain ``Instance.healthy``."""
 
     def __init__(self, sessions: Sessions, args: RouterArgs) -> None:
         self._sessions = sessions
@@ -42,8 +42,8 @@ class Health:
         self._interval_s: float = args.health_check_interval_secs
         self._timeout_s: float = args.health_check_timeout_secs
         self._failures: int = args.health_failure_threshold
-        """Failures in a row that make an instance unhealthy: lost connections, time-outs, probes. A refused connection
-        does so at once."""
+        """Failures in a row that make an instance unhealthy: lost connections, time-outs, failed probes. A refused
+        connection makes it unhealthy at once."""
         self._suspicions: WeakKeyDictionary[Instance, asyncio.Event] = WeakKeyDictionary()
         self._successes: int = args.health_success_threshold
         self._probes_healthy = not args.disable_health_check
@@ -52,7 +52,7 @@ class Health:
         """Period of checks whether a stream stalls (seconds)."""
 
     def answered(self, instance: Instance, status: int) -> None:
-        """Record a reply with ``status``, or an error that counts as one."""
+        """Record a reply. ``status``: its HTTP status, or the status of an error inside the reply."""
         instance.failures = 0
         instance.heard()
         if status < 400:
@@ -72,19 +72,19 @@ class Health:
         self._failed(instance, f"connection {kind}", at_once=kind == "refused")
 
     def silence_s(self, instance: Instance) -> float:
-        """Return the longest pause of a stream from ``instance`` (seconds), shorter if it fails its probes."""
+        """Return the longest pause of a stream from ``instance`` (seconds); shorter if the instance is unhealthy."""
         return self._silence_s if instance.healthy else self.look_s
 
     def timed_out(self, instance: Instance, began: float) -> None:
-        """Record the time-out of a request sent at ``began``; it counts against the instance only if nothing else came
-        from there since."""
+        """Record the time-out of a request sent at ``began``. This is a failure of the instance only if the instance
+        has sent no data since then."""
         instance.errors += 1
         if instance.heard_at < began:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
 
     async def refuses(self, instance: Instance) -> bool:
-        """Return True if nothing listens at ``instance`` any more."""
+        """Return True if nothing listens at ``instance`` any more, after marking the instance as unhealthy."""
         url = address(instance.url, "")
         try:
             async with asyncio.timeout(REFUSAL_S):
@@ -107,7 +107,7 @@ class Health:
         if not instance.healthy:
             return
         instance.healthy = False
-        # The instance's cache will be empty when it comes back.
+        # The instance's cache will be empty when the instance comes back.
         instance.forget()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
@@ -123,11 +123,11 @@ class Health:
         self._suspicion(instance).set()
 
     def _suspicion(self, instance: Instance) -> asyncio.Event:
-        """Return the event that has ``instance`` probed at once."""
+        """Return the event that triggers a probe of ``instance``."""
         return self._suspicions.setdefault(instance, asyncio.Event())
 
     async def watch(self, instance: Instance) -> None:
-        """Probe at once, at each interval, and when traffic gives reason to. Ends when cancelled."""
+        """Probe ``instance`` at once, at each interval, and when its traffic gives a reason. Ends when cancelled."""
         due, suspicion = self._next(), self._suspicion(instance)
         if self._probes_healthy:
             await self._check(instance)
@@ -150,7 +150,7 @@ class Health:
         return time.monotonic() + _jittered(self._interval_s)
 
     async def _check(self, instance: Instance) -> None:
-        """Probe until the instance passes, or is found unhealthy. Traffic is judged separately."""
+        """Probe until the instance passes or is found unhealthy. Failures of its traffic are counted separately."""
         bad = 0
         while instance.healthy:
             began = time.monotonic()
@@ -190,7 +190,7 @@ class Health:
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:
-        """Return None if the instance is well, else the fault. Raises Lost if the probe could not reach the network."""
+        """Return None if the probe succeeds, else the fault. Raises Lost if the fault is on this machine."""
         try:
             status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
             return None if status < 400 else f"{self._path} answered {status}"

@@ -1,4 +1,4 @@
-"""Polling of a server's own reports, by the best route that it answers."""
+"""Polling of a server's own load reports, by the best route that the server answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from laps_core.protocol import Count, read
 from .upstream import Sessions
 
 RETRY_S = 60.0
-"""Time for which a missing route is not tried again (seconds): the server may be replaced by another."""
+"""Time after which a missing route is tried again (seconds), because the server may have been replaced."""
 PATIENCE_S = 30.0
-"""Time limit for a server's answer; nothing else is asked meanwhile (seconds)."""
+"""Time limit for a server's answer (seconds); the server is not polled again meanwhile."""
 LOADS = "v1/loads?include=core"
 """Load route of stock servers."""
 
@@ -36,7 +36,7 @@ class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_total_tokens: Count | None = None
     """KV tokens in use, and requested by waiting requests."""
     max_total_num_tokens: Count = 0
-    """KV tokens in all."""
+    """KV tokens that the rank can hold."""
 
 
 class _Loads(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Loads(msgspec.Struct, frozen=True):
 
 
 def read_loads(text: bytes) -> list[RankLoad]:
-    """Return one load per rank. Raises ValueError for an invalid answer, and Missing without any."""
+    """Return one load per rank. Raises ValueError for an invalid answer, and Missing for an answer without ranks."""
     ranks = read(text, _Loads).loads
     if not ranks:
         raise Missing
@@ -52,11 +52,11 @@ def read_loads(text: bytes) -> list[RankLoad]:
 
 
 Parse = Callable[[bytes], Awaitable[None]]
-"""Processes an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
+"""Processing of an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
 
 
 class Reader:
-    """Polls one server."""
+    """Poller of one server."""
 
     def __init__(self, instance: Instance, sessions: Sessions, period_s: float) -> None:
         """``period_s``: polling period (seconds)."""
@@ -67,7 +67,7 @@ class Reader:
         self._period_s = period_s
         self._asking: asyncio.Task[str | None] | None = None
         self._asked_at = -math.inf
-        """Time of the request whose answer came last."""
+        """Time at which the latest poll was sent (by the instance's clock)."""
         self._level = 0
         self._stepped_at = instance.clock()
 
@@ -81,9 +81,9 @@ class Reader:
         raise NotImplementedError
 
     async def ask(self) -> str | None:
-        """Return the route whose answer has been taken in since the last call, perhaps to an older request; None if
-        there is none, the server was not reached, or half a period has passed without an answer. Polls again once it
-        has answered."""
+        """Poll the server, unless an earlier poll is still without an answer. Return the route that has answered; None
+        if no route is usable, the server is not reached, or no answer comes within half a period: the next call then
+        waits for that answer."""
         clock = self._server.clock
         if self._level and clock() - self._stepped_at > RETRY_S:
             self._level = 0
@@ -110,12 +110,12 @@ class Reader:
                 self._level += 1
                 self._stepped_at = self._server.clock()
             except (aiohttp.ClientError, OSError):
-                # Slow or gone: health is judged elsewhere, and the route is not to blame.
+                # The server is slow or gone: ``Health`` judges that, and the route is not to blame.
                 break
         return None
 
     async def get(self, path: str) -> bytes:
-        """Return the answer. Raises Missing if the server refuses, aiohttp.ClientError, and OSError."""
+        """Return the body of the answer. Raises Missing if the status is not 200, aiohttp.ClientError, and OSError."""
         status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._sessions.key)
         if status != 200:
             raise Missing
@@ -123,7 +123,7 @@ class Reader:
 
 
 class KvReader(Reader):
-    """Maintains ``DecodeInstance.kv``."""
+    """Poller of a decode server, which maintains ``DecodeInstance.kv``."""
 
     def __init__(self, instance: DecodeInstance, sessions: Sessions, period_s: float) -> None:
         super().__init__(instance, sessions, period_s)
@@ -133,9 +133,9 @@ class KvReader(Reader):
         self._told_at = -math.inf
 
     async def read(self) -> None:
-        """Poll the server; after a long silence its last report is dropped."""
+        """Poll the server. Drop its last report if it is unhealthy, has no load route, or is silent for PATIENCE_S."""
         if self._asking is None:
-            # Requests sent while the server answers count as not in the answer, though they may be.
+            # Requests sent while the server answers are taken as missing in the answer, though it may include them.
             self._own = self.instance.outstanding_tokens
         now = self.instance.clock
         if await self.ask() is not None:

@@ -34,12 +34,12 @@ from .upstream import Sessions
 
 OWN = "router"
 OTHERS = 0.2
-"""Excess of a server's busy share over this router's share from which other routers must be using it (0..1)."""
+"""Excess of a server's busy share over this router's share that shows that other routers use the server (0..1)."""
 FRESH = 0.8
-"""Largest age of an answer, in polling periods: all routers that ask within a period may share one."""
+"""Largest age of an answer, in polling periods: all routers that poll within a period may share an answer."""
 SERVER_INFO = "server_info"
 BY_ROOM = "follow_bootstrap_room"
-"""Value of SGLang's --load-balance-method: the request's room selects its rank."""
+"""Value of SGLang's --load-balance-method: the bootstrap room of a request selects its rank."""
 
 _QUEUE = re.compile(rb"^sglang:num_queue_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 
@@ -51,8 +51,8 @@ class _ServerInfo(msgspec.Struct, frozen=True):
 
 
 class SignalReader(Reader):
-    """Reads the signals of one prefill instance, its ranks, and its pool record. ``read`` never raises: it falls
-    back."""
+    """Poller of one prefill instance: its signals, its ranks and its pool record. ``read`` never raises, but uses a
+    fallback."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SignalReader(Reader):
         self._spent = Spent()
         self._busy = self._came = Work()
         self._own_share = 0.0
-        """Share of the time in which this router had work in flight there (0..1)."""
+        """Share of the time in which this router had work in flight at the server (0..1)."""
         self._threshold = threshold
         self._told = IDLE
         """Load in the latest report."""
@@ -82,14 +82,14 @@ class SignalReader(Reader):
         self.group: GroupStatus | None = None
         """Plan shared by the server's data-parallel attention ranks, in the latest report; None if there is none."""
         self._sized: tuple[int, int, float] | None = None
-        """Ranks of a stock server, ranks that requests are spread over by bootstrap room, and the time of that
+        """Ranks of a stock server, number of ranks that its bootstrap rooms select from, and the time of that
         answer."""
         self._seen: dict[str, tuple[float, float]] = {}
         """Last reading of each counter of busy seconds: its time and value."""
 
     async def read(self) -> None:
-        """Refresh ``load``: from the server's report, from the last one if that is late, or from this router's own
-        statistics if the server never reports."""
+        """Refresh ``load``: from the server's report, from its last report if a new report is late, or from this
+        router's own statistics if the server is unhealthy or does not report."""
         i, own = self.instance, self._own()
         route = await self.ask()
         if route != STATUS_ROUTE:
@@ -111,14 +111,14 @@ class SignalReader(Reader):
         self.source, self.load = route or OWN, self._told
 
     def _aged(self, own: Load) -> Load:
-        """Return the last reported load with its backlog halved every SPAN_S, but at least what this router has
-        sent."""
+        """Return the last reported load, with the backlog halved every SPAN_S, but at least this router's own
+        backlog."""
         rest = self._told.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._told_at) / SPAN_S)
         return structs.replace(self._told, backlog_tokens=max(own.backlog_tokens, rest))
 
     def _take(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
-        """Take in a report of ``age_s`` seconds ago; ``counted_at``: its time by the clock of its counters (seconds).
-        Passed on at once to the choice of a server, as this router's own share changes quickly."""
+        """Take in a report of ``age_s`` seconds ago, and pass it on to the choice of a server at once, because this
+        router's own share changes quickly. ``counted_at``: its time by the clock of its counters (seconds)."""
         i, arrivals = self.instance, self.instance.outlook.arrivals
         at = i.clock() - age_s
         self._told, self._told_at = load, at
@@ -140,7 +140,7 @@ class SignalReader(Reader):
             load=self.load,
             outstanding=i.outstanding_tokens,
             busy=self._busy,
-            # A server with LAPS that does not count requests may have other routers' too: then its busy time counts.
+            # A server with LAPS that does not count requests may also serve other routers: then its busy time counts.
             came=self._came if self.source != STATUS_ROUTE or i.outlook.arrivals.lengths else None,
             waiting=i.outlook.waiting(i.clock()),
             parks=i.outlook.parks,
@@ -151,7 +151,7 @@ class SignalReader(Reader):
         if said.load is None:
             raise Missing
         if self._asked_at >= i.taken_at:
-            # Else the answer may be older than a record that this router has set meanwhile.
+            # Otherwise the answer may be older than a record that this router has set meanwhile.
             i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
         i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
         i.is_known(True, said.model, said.longest)
@@ -173,15 +173,15 @@ class SignalReader(Reader):
         share = self._share("theirs", busy_s)
         share = self._told.busy_share if share is None else share
         self.instance.spread(await self._size(len(ranks)))
-        # The host memory may hold more, which the server does not report.
+        # The host memory may hold more cached tokens, but the server does not report them.
         self.instance.remembers(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
         self.instance.outlook.seen(share > self._own_share + OTHERS)
         self._take(self._load(sum(waiting), share))
 
     async def _size(self, ranks: int) -> int:
-        """Return how many of its ``ranks`` a stock server spreads requests over by room; 1 if it uses another method,
-        or does not say."""
+        """Return the number of ranks that a stock server selects from by bootstrap room; 1 if it uses another method or
+        reports none. ``ranks``: number of its ranks in the load report."""
         if ranks == 1:
             return 1
         now = self.instance.clock()
@@ -212,27 +212,27 @@ class SignalReader(Reader):
         return self._load(self.instance.outstanding_tokens, self._own_share)
 
     def _share(self, counter: str, busy_s: float) -> float | None:
-        """Return the growth of a counter of busy seconds over the time since its last reading (0..1); None without time
-        between."""
+        """Return the growth of a counter of busy seconds, divided by the time since its last reading (0..1); None if no
+        time has passed."""
         now = self.instance.clock()
         then, before = self._seen.get(counter, (now, busy_s))
         self._seen[counter] = now, busy_s
         return min(max((busy_s - before) / (now - then), 0.0), 1.0) if now > then else None
 
     def _load(self, backlog: float, share: float) -> Load:
-        """Return a load with the deadlines that this router saw missed. Raises Missing if a server's number is not
-        finite."""
+        """Return a load with the deviation from deadlines that this router has measured. Raises Missing if a number is
+        not finite."""
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
         return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
 
 
 def _tell_others(now: float, place: Place, load: Load, ranks: int = 1) -> None:
-    """Pass on to the outlook what other routers have sent of ``load``; if that is of several ``ranks``, their mean."""
+    """Report other routers' part of ``load`` to the outlook of ``place``; for several ``ranks``, their mean."""
     said, outlook = load.backlog_s, place.outlook
     if said is not None:
         outlook.told(now, said.short, said.long)
     else:
-        # Of the waiting tokens only the others' are not known already.
+        # The outlook already knows this router's own tokens.
         rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
         outlook.told_others(now, place.pool, rest_s / ranks)

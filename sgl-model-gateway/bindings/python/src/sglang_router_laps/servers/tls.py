@@ -9,7 +9,7 @@ from sglang_router.router_args import RouterArgs
 
 
 def to_servers(args: RouterArgs) -> ssl.SSLContext | bool:
-    """Return aiohttp's TLS setting for --client-cert-path, --client-key-path and --ca-cert-paths; True: the system's
+    """Return aiohttp's TLS setting for --client-cert-path, --client-key-path and --ca-cert-paths; True = the system's
     certificates.
 
     Raises ConfigError if a file is invalid.

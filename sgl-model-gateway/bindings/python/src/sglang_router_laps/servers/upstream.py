@@ -17,12 +17,12 @@ from yarl import URL
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 4.0
-"""Idle time of connections (seconds), below the 5 s after which SGLang closes them: the router must close first."""
+"""Idle time of connections (seconds): the router must close them first, and SGLang closes them after 5 s."""
 CONNECT_S = 5.0
 """Longest wait for a connection (seconds): enough to retransmit three lost packets."""
 
 ADDRESSES = 4096
-"""URLs kept, so that they are parsed once."""
+"""Number of parsed URLs that are kept in the cache."""
 
 DROPPED = frozenset(
     (
@@ -30,11 +30,11 @@ DROPPED = frozenset(
         b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding", b"user-agent",
     )
 )  # fmt: skip
-"""Request headers of a single hop, or that are wrong for the rewritten body."""
+"""Request headers that are for a single hop, or that are wrong for the rewritten body."""
 
 OVERRIDES = b"x-override-"
-"""Prefix of headers by which SGLang overrides members of the body, including those that the router sets: where the two
-servers meet, the id, the rank."""
+"""Prefix of headers by which SGLang overrides members of the body, including members that the router sets: bootstrap
+host, port and room, id and rank."""
 
 Answer = tuple[int, bytes]
 """Status and body of a server's reply."""
@@ -47,7 +47,7 @@ KINDS: dict[int | None, Kind] = {
         (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM), "local"
     ),
 }
-"""Meaning of connect errors; all others are unreachable."""
+"""Kind of each connect error; all other errors are unreachable."""
 
 
 @lru_cache(maxsize=ADDRESSES)
@@ -58,7 +58,7 @@ def address(url: str, path: str) -> URL:
 
 @lru_cache(maxsize=ADDRESSES)
 def bootstrap_host(url: str) -> str:
-    """Return the host of the prefill server at ``url``, as decode servers are told it."""
+    """Return the host of the prefill server at ``url``, in the form for decode servers."""
     return URL(url).host_subcomponent or ""
 
 
@@ -69,14 +69,14 @@ class Lost(Exception):
         super().__init__(f"{instance.role} {instance.url}: {why}")
         self.instance = instance
         self.kind: Kind = kind
-        """refused: nothing listens there. unreachable: no answer to the connection. lost: it ended in the middle. cut:
-        this router ended it, because the instance had become unhealthy. local: no connection could be made and nothing
-        left this machine (name, port, TLS). exhausted: this machine has no descriptors or memory to connect to any
-        server."""
+        """refused: nothing listens there. unreachable: the connection attempt got no answer. lost: the connection ended
+        early. cut: this router ended the connection, because the instance had become unhealthy. local: this machine
+        could make no connection (name, port, TLS). exhausted: this machine has no descriptors or memory to connect to
+        any server."""
 
     @property
     def sent(self) -> bool:
-        """Return True if the instance may have begun to work on the request."""
+        """Return True if the instance may have started work on the request."""
         return self.kind in ("lost", "cut")
 
     @property
@@ -96,7 +96,7 @@ def failure(instance: Instance, cause: Exception) -> Lost:
 
 
 class RawHeaders(aiohttp.ClientRequest):
-    """Sends header bytes as they came: aiohttp writes headers as UTF-8, clients need not."""
+    """Request with unchanged header bytes: aiohttp writes headers as UTF-8, but a client's need not be UTF-8."""
 
     async def write_bytes(self, writer: Any, *args: Any, **kwargs: Any) -> None:
         """Send the body, preceded by the buffered headers."""
@@ -108,7 +108,7 @@ class RawHeaders(aiohttp.ClientRequest):
 
 
 class Sessions:
-    """One client session per upstream, opened on first use."""
+    """Client sessions, one per server, opened on first use."""
 
     def __init__(self, tls: ssl.SSLContext | bool = True, api_key: str | None = None) -> None:
         self._tls = tls
@@ -145,7 +145,7 @@ class Sessions:
     async def tell(
         self, instance: Instance, path: str, key: str | None, timeout_s: float, body: Any = None
     ) -> Answer | None:
-        """POST ``body``; return None if ``instance`` is not reached."""
+        """POST ``body`` and return the answer; None if ``instance`` is not reached."""
         try:
             return await self.ask(instance, path, timeout_s, key, "POST", json=body)
         except (aiohttp.ClientError, OSError) as e:

@@ -17,11 +17,11 @@ class Found:
     url: str
     bootstrap_port: int | None = None
     life: str = ""
-    """Distinguishes processes that follow each other at one URL."""
+    """Text that distinguishes processes that follow each other at the same URL."""
 
 
 Follow = Callable[[Collection[Found]], None]
-"""Called with all servers that a source knows."""
+"""Callback for all servers that a source knows."""
 
 
 class Source(Protocol):
@@ -32,5 +32,5 @@ class Source(Protocol):
         """Return the name for status and log."""
 
     async def run(self, follow: Follow) -> None:
-        """Call ``follow`` with all servers, at first and at each change; not while they are unknown. Ends when
-        cancelled."""
+        """Call ``follow`` with all servers, at first and at each change, but not while the servers are unknown. Ends
+        when cancelled."""

@@ -48,7 +48,7 @@ class Name:
     async def _look_up(self) -> list[Found]:
         url = URL(self.url)
         found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-        # A server with addresses of both families must count once.
+        # A server with an IPv4 and an IPv6 address must count once.
         family = min(f for f, *_ in found)
         hosts = sorted({str(address[0]) for f, *_, address in found if f == family})
         return [

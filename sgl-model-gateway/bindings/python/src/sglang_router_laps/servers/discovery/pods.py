@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 60
 """Duration of one watch; then all pods are listed again (seconds)."""
 SLACK_S = 10.0
-"""Grace time for the API server to end a watch, before the connection counts as dead (seconds)."""
+"""Time limit for listing pods, and grace time for the end of a watch before the connection counts as dead (seconds)."""
 PAUSE_S = 1.0
 """Delay before pods are listed again (seconds)."""
 
@@ -57,7 +57,7 @@ class Status(msgspec.Struct):
 
 
 class Pod(msgspec.Struct):
-    """The fields of a pod used here."""
+    """A pod, with the fields used here."""
 
     metadata: Meta
     status: Status
