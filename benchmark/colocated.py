@@ -3,10 +3,10 @@
     ./run bench colocated [--rounds 3] [--streams 8] [--longs 3] [--shorts 12] [--tbt-ms MS]
     ./run bench colocated --device emulated:h200-qwen3-8b,slow=4
 
-Streams are decoded while long and short prompts come, the same for each server, in turns: LAPS, stock as it is, and
-stock with small chunks, decode steps between them, mixed chunks and the shortest prompt first. All compute attention
-for new tokens alone, as devices do (``rig/rows``). LAPS is compared with the stock settings that make no stream wait
-longer, in hindsight: of those the best in each figure.
+Streams are decoded while long and short prompts arrive. The servers run the same load in turns: LAPS, stock SGLang as
+it is, and stock SGLang with the shortest prompt first and small chunks, which alternate or mix with decode steps. All
+servers compute attention for new tokens only, as devices do (``rig/rows``). In each figure, LAPS is compared with the
+best of the stock settings whose streams, as measured, wait no longer than those of LAPS.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ VARIANTS = {
     }.items()
 }
 PATIENCE_S = 120.0
-"""Between two tokens of a request, the first one included."""
+"""Longest wait for the next token of a request, the first token included (seconds)."""
 NAMES = {
     "tbt_p50": "between tokens, P50", "tbt_p99": "between tokens, P99", "tbt_longest": "between tokens, longest",
     "short_p90": "short P90", "ttft_mean": "mean TTFT", "long_p90": "long P90", "requests_per_s": "requests/s",
 }  # fmt: skip
-"""Figures of a round, in seconds but for the last, and what tables call them."""
+"""Figures of a round, and their names in tables. All are in seconds, except requests/s."""
 RATE = "requests_per_s"
 COLUMNS = tuple(
     Column(words, (key,), ".2f") if key == RATE else Column(words, (key,), scale=1e3) for key, words in NAMES.items()
@@ -60,7 +60,7 @@ COLUMNS = tuple(
 
 @dataclass
 class Request:
-    """One request, and when each of its tokens came (seconds of one clock)."""
+    """One request, and the arrival times of its tokens (seconds of one clock)."""
 
     kind: str
     prompt: list[int]
@@ -70,7 +70,7 @@ class Request:
     came_s: list[float] = field(default_factory=list)
 
     async def run(self, http: aiohttp.ClientSession, url: str, begin_s: float) -> None:
-        """Ask when its time has come, and read to the end. Raises ConnectionError."""
+        """Send the request at its time and read the whole answer. Raises ConnectionError."""
         await asyncio.sleep(max(0.0, begin_s + self.at_s - time.perf_counter()))
         self.sent_s = time.perf_counter()
         sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True}
@@ -88,11 +88,11 @@ class Request:
 
 
 Played = tuple[list[Request], float]
-"""A round: its requests, answered, and how long it took (seconds)."""
+"""One round: its answered requests, and its duration (seconds)."""
 
 
 def load(seed: int, args: argparse.Namespace) -> list[Request]:
-    """Return streams that begin first, then long and short prompts."""
+    """Return streams, which start first, then long and short prompts."""
     rng = random.Random(seed)
 
     def request(kind: str, low: int, high: int, new: int, at_s: float) -> Request:
@@ -107,7 +107,7 @@ def load(seed: int, args: argparse.Namespace) -> list[Request]:
 
 
 async def serve(url: str, requests: Sequence[Request]) -> float:
-    """Return seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
+    """Send all requests; return the seconds until the last token. Raises ConnectionError, also if a server hangs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 22) as http:
@@ -128,7 +128,7 @@ def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
 
 
 def server(name: str, args: argparse.Namespace) -> servers.Server:
-    """Return one variant, not started."""
+    """Return the server of one variant, not started."""
     device: Device = args.device
     tbt_ms = args.tbt_ms
     if device.emulated:
@@ -146,8 +146,8 @@ def server(name: str, args: argparse.Namespace) -> servers.Server:
 def played(
     names: Sequence[str], rounds: int, args: argparse.Namespace, warm: tuple[int, int], tokens: int | None = None
 ) -> tuple[dict[str, list[Played]], dict[str, Any]]:
-    """Run all rounds, the servers in turns; return them, and what LAPS says of its decode steps. ``warm``: streams and
-    long prompts that warm a server up; ``tokens``: of each stream. Raises ServerError or ConnectionError."""
+    """Run all rounds, the servers in turns; return the rounds, and the ``decode`` part of LAPS's status. ``warm``:
+    streams and long prompts of a warm-up; ``tokens``: length of each stream. Raises ServerError or ConnectionError."""
     running, say = {name: server(name, args) for name in names}, args.say
     streams, longs = warm
     with servers.running(*running.values(), say=say):
@@ -165,24 +165,24 @@ def played(
 
 
 class Tokens(NamedTuple):
-    """One round, for a picture. Times in seconds from its start."""
+    """Token times of one round, for a picture, in seconds from the start of the round."""
 
     streams: list[list[float]]
-    """When the tokens of each came."""
+    """Arrival times of the tokens of each stream."""
     documents: list[tuple[float, float]]
-    """Arrival and first token of each."""
+    """Arrival and first-token time of each long prompt."""
 
 
 def tokens(requests: Sequence[Request]) -> Tokens:
-    """Return the times of what came in a round."""
+    """Return the token times of one round."""
     begin_s = min(r.sent_s - r.at_s for r in requests)
     streams = [[t - begin_s for t in r.came_s] for r in requests if r.kind == "stream"]
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
 def as_even(seen: Comparison) -> list[str]:
-    """Return the stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the
-    one whose wait least."""
+    """Return the stock settings whose streams wait no longer than those of LAPS (P99 between tokens); if there are
+    none, the setting whose streams wait least."""
     stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
     most = max(seen.median(LAPS, "tbt_p99"), min(stock.values()))
     return [name for name, p99 in stock.items() if p99 <= most]

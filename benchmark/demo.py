@@ -1,7 +1,7 @@
-"""The main job, seen: short turns and long documents through a real router, prefill and decode server, on this machine.
+"""Demo: short turns and long documents through a real router, prefill and decode server, on this machine.
 
-The same multi-turn load goes to a prefill server with LAPS and to a stock one with ``fcfs``, in turns (A B B A), both
-in front of one decode server. What comes out: one table, one picture, ``piece.json``.
+A prefill server with LAPS and a stock one with ``fcfs`` get the same multi-turn load, in turns (A B B A). Both share
+one decode server. The output: one table, one picture, ``piece.json``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from benchmark.results.comparison import FAILED
 from benchmark.rig import BUILT_IN, CPU, DEVICES, FCFS, LAPS, Fleet, servers
 
 SESSIONS = 3
-"""Users in a conversation at the same time."""
+"""Users at the same time, each in a conversation."""
 PACE_S = (0.4, 1.0)
-"""Between a user's turns. They keep this pace whatever the answers take, so both variants are offered the same load."""
+"""Time between a user's turns (seconds). Users do not wait for answers, so both variants get the same load."""
 TURN_TOKENS, DOCUMENT_TOKENS = (10, 60), (1800, 2200)
 TURNS, ANSWER_TOKENS = 8, 4
 PICTURE = "ttft.png"
 PATIENCE_S = 60.0
-"""After the last request of a round; documents take a second each."""
+"""Longest wait for answers after the last request of a round (seconds). A document takes a second."""
 NAMES = (LAPS, FCFS)
 ORDER = (LAPS, FCFS, FCFS, LAPS)
-"""Short rounds in turns: what else the machine does for half a minute meets both."""
+"""Order of the rounds. They are short, so that half a minute of other work on the machine disturbs both variants."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
 COLUMNS = (
     *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def turns(user: int, rng: random.Random, span_s: float) -> Iterator[Job]:
-    """Yield the short turns of one user on a history that grows; a new conversation after TURNS of them."""
+    """Yield the short turns of one user, whose history grows. A new conversation starts after TURNS turns."""
     at_s, history, n = 0.0, 0, 0
     while (at_s := at_s + rng.uniform(*PACE_S)) < span_s:
         history, tokens = history if n % TURNS else 0, rng.randint(*TURN_TOKENS)
@@ -53,9 +53,9 @@ def turns(user: int, rng: random.Random, span_s: float) -> Iterator[Job]:
 
 
 def documents(rate: float, span_s: float, rng: random.Random) -> Iterator[Job]:
-    """Yield long documents, one at a random moment of each 1/`rate` seconds, `rate` times `span_s` in all.
+    """Yield long documents: one at a random time of each interval of 1/`rate` seconds, `rate` times `span_s` in total.
 
-    As many in every round, so a few dozen of them give a steady P90 where a Poisson process would not.
+    Every round has the same number, so that a few dozen documents give a steady P90. With Poisson times they would not.
     """
     for i in range(max(1, round(span_s * rate))):
         yield Job((i + rng.random()) / rate, rng.randint(*DOCUMENT_TOKENS))
@@ -69,7 +69,7 @@ def jobs(seed: int, span_s: float, document_rate: float) -> list[Job]:
 
 
 def require_answers(answers: Sequence[Answer], name: str, logs: Path) -> None:
-    """Raise ServerError where a request has had no answer: who has waited so long would wait as long in every round."""
+    """Raise ServerError if a request got no answer, because every further round would hang as long."""
     hung = sum(a.error == client.UNANSWERED for a in answers)
     if hung:
         raise servers.ServerError(
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 def told(piece: Piece) -> int:
-    """Print why requests failed; return 1 if any did."""
+    """Print errors of failed requests; return 1 if a request failed, else 0."""
     for error in piece.data["errors"][:5]:
         print(f"demo: a request failed: {error}", file=sys.stderr)
     return 1 if any(v["failed"] for v in piece.data["variants"].values()) else 0

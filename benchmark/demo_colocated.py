@@ -1,7 +1,7 @@
-"""One server that prefills and decodes, seen: streams that go on while documents come, on this machine.
+"""Demo of servers that prefill and decode: streams that continue while documents arrive, on this machine.
 
-The same streams, documents and short prompts go to a server with LAPS and to a stock one, in turns (A B B A). What
-comes out: one table, one picture of every token, ``piece.json``.
+The same streams, documents and short prompts go to a server with LAPS and to a stock one, in turns (A B B A). The
+output: one table, one picture of every token, ``piece.json``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from benchmark.results.pictures import tokens
 from benchmark.rig import CPU, DEVICES
 
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
-"""Figures shown, out of ``colocated.NAMES``."""
+"""Figures of ``colocated.NAMES`` that the table shows."""
 PICTURE = "tokens.png"
 STREAM_TOKENS = 160
-"""Tokens of each stream: some 4 s on two cores while nothing else runs, so they are there when the documents come."""
+"""Tokens of each stream: about 4 s on two idle cores, so that the streams still run when the documents arrive."""
 
 
 def table(result: dict[str, dict[str, float]]) -> Table:
-    """Return the figures, and the ratio of LAPS to stock below them."""
+    """Return a table of the figures, with the ratios of LAPS to stock in the last row."""
     columns = tuple(Column(NAMES[figure], (figure,), scale=1e3) for figure in SHOWN)
     title = "Time between tokens of a stream, time to the first one of a prompt (ms)"
     return Comparison({n: [one] for n, one in result.items()}).table(title, "", columns, over=(LAPS, DEFAULT))
@@ -37,7 +37,7 @@ def options(p: Parser) -> None:
 def run(args: Namespace) -> Piece:
     """Run the demo."""
     seen, decode = colocated.played((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
-    # Over all requests of a variant's rounds.
+    # Figures over all requests of a variant's rounds.
     result = {
         name: colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))
         for name, rounds in seen.items()

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folder(text: str) -> Path:
-    """Return the path of a folder that is there."""
+    """Return the path of an existing folder."""
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text} is not a folder")
     return Path(text)

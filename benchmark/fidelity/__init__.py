@@ -1,4 +1,4 @@
-"""Simulator and planner against real servers on emulated devices, which get the same arrivals.
+"""Simulator and planner against real servers on emulated devices, with the same arrivals.
 
 python -m benchmark.fidelity.policies   stock and LAPS on one server
 python -m benchmark.fidelity.fleet      one or several servers behind routers: the paper's claims

@@ -1,5 +1,5 @@
-"""Claims of the LAPS paper [L s4], judged on real schedulers with emulated devices; those of closed loops, which would
-have to be long, in the simulator."""
+"""Claims of the LAPS paper [L s4], judged on real schedulers with emulated devices. Claims about closed loops are
+judged in the simulator, because such loops must be long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import le
 from typing import NamedTuple
 
 Runs = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
-"""Way -> "open" or "closed" -> load or clients -> figure -> value; of emulated servers "open" alone."""
+"""Way -> "open" or "closed" -> load or clients -> figure -> value. Emulated servers have "open" only."""
 HEADS = ("claim of the paper", "emulated", "simulated", "verdict", "why")
 PLAIN, ROUTER = "stock", "stock, gateway"
 ROUTER_LOSES = 0.047
@@ -19,7 +19,7 @@ CLOSED = "a request that is put off keeps its client from asking again: TTFT and
 
 
 def percent(x: float) -> str:
-    """Return a ratio as a change."""
+    """Return a ratio as a change in percent."""
     return f"{100 * (x - 1):+.0f}%"
 
 
@@ -29,7 +29,7 @@ def points(x: float) -> str:
 
 
 class Claim(NamedTuple):
-    """One claim: a figure, and the range in which it is reached."""
+    """One claim: its figure, and the condition for which the claim is reached."""
 
     text: str
     value: Callable[[Runs], float]
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
     told: Callable[[float], str]
     why: str
     closed: bool = False
-    """True for one about closed loops."""
+    """True for a claim about closed loops."""
 
 
 def rows(real: Runs, simulated: Runs, model: str, servers: int) -> list[Sequence[str]]:
@@ -62,7 +62,7 @@ def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]
         return runs[mine][kind][at][figure] / runs[PLAIN][kind][at][figure]
 
     def below(base: str, runs: Runs) -> float:
-        """Return points fewer over the SLO, mean of the open loads."""
+        """Return the share of requests over the SLO, in points below that of ``base``: mean of the open loads."""
         theirs = runs[base]["open"]
         return 100 * statistics.fmean(theirs[at]["over"] - runs[mine]["open"][at]["over"] for at in theirs)
 

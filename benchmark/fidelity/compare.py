@@ -1,4 +1,4 @@
-"""The same arrivals on real servers and in the simulator: figures of both, and one over the other."""
+"""Figures of real servers and of the simulator for the same arrivals, and their ratios."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ PATIENCE_S = 60.0
 KEYS = ("short P50", "short P90", "long P50", "long P90")
 MEAN, SLOWDOWN, RATE, TOKENS = "mean", "mean slowdown", "requests/s", "tokens/s"
 FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
-"""Formats and factors of figures; others are times, shown in ms."""
+"""Formats and factors of figures. All other figures are times, shown in ms."""
 Round = dict[str, Any]
-"""TTFT of each request of a round, and when all were answered (seconds)."""
+"""One round (seconds): ``ttft`` of each request, and ``ended_s``, the time of the last answer."""
 
 
 def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
-    """Return jobs of these lengths at Poisson times."""
+    """Return jobs with random lengths from ``sizes`` at Poisson times."""
     rng = random.Random(seed)
     return [Job(at_s, sizes(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """The simulator in the place of servers."""
+    """The simulator with the settings of the compared servers."""
 
     profile: Profile
     chunk: int
-    """New tokens of a batch, in a group of each rank's."""
+    """New tokens of a batch; in a group, of each rank's batch."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """LAPS knobs of the device."""
     chunks: Mapping[str, int] = field(default_factory=lambda: {SMALL: 2048})
-    """Chunks of policies that have their own."""
+    """Policy -> its own chunk, if it has one."""
     overlap: bool = True
     """True for SGLang's overlap loop."""
 
@@ -58,7 +58,7 @@ class Simulator:
         return run(variant, Trace(jobs), self.profile, **how)
 
     def beside(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
-        """Return what servers of each policy did with the jobs of each round, and what the simulator does."""
+        """Return measured and simulated figures by policy. ``rounds``: jobs of each; ``seen``: measured rounds."""
 
         def figures(new: Sequence[int], cached: Sequence[int], one: Round) -> dict[str, float]:
             ttft = one["ttft"]
@@ -85,7 +85,7 @@ class Simulator:
 def measure(
     fleet: Fleet, name: str, jobs: Sequence[Job], seed: int, patience_s: float = PATIENCE_S, route: Route | None = None
 ) -> Round:
-    """Send the jobs to a real server. Raises ConnectionError if one fails. ``route``: as for ``client.replay``."""
+    """Send the jobs to a real server. Raises ConnectionError if a job fails. ``route``: see ``client.replay``."""
     target, bodies = fleet.target(name), fleet.prompts.bodies(jobs, seed)
     return round_of(name, asyncio.run(client.replay(target, jobs, bodies, patience_s, route)))
 
@@ -99,25 +99,25 @@ def round_of(name: str, answers: Sequence[Answer]) -> Round:
 
 
 def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
-    """Return P50 and P90 of both classes (seconds)."""
+    """Return P50 and P90 TTFT of both classes (seconds)."""
     short, times = np.asarray(tokens) <= THRESHOLD, np.asarray(ttft)
     return dict(zip(KEYS, (quantile(t, q) for t in (times[short], times[~short]) for q in (50, 90)), strict=True))
 
 
 @dataclass
 class Accuracy:
-    """One load, measured and simulated: by policy, the figures of each round; times in seconds."""
+    """Measured and simulated figures of one load, by policy and round. Times in seconds."""
 
     measured: Comparison
     simulated: Comparison
 
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
-        """Return medians over rounds of both; times in ms."""
+        """Return a table of measured and simulated medians over rounds; times in ms."""
         columns = [Column(key, (key,), *FORMS.get(key, (".0f", 1e3))) for key in keys]
         return self.measured.table(title, "", columns, note, beside=self.simulated)
 
     def ratios(self, name: str, bars: Mapping[str, Bar | None]) -> list[Figure]:
-        """Return simulated over measured figures. ``name``: theirs, with {policy} and {key}; ``bars``: of each key."""
+        """Return simulated over measured figures. ``name``: text with {policy} and {key}; ``bars``: bar of each key."""
         return [
             Figure.of(
                 name.format(policy=policy, key=key),
@@ -128,6 +128,6 @@ class Accuracy:
         ]  # fmt: skip
 
     def seconds(self, policy: str) -> dict[str, dict[str, list[float]]]:
-        """Return both by figure, for a picture and for the raw data."""
+        """Return measured and simulated values of a policy by figure, for a picture and for the raw data."""
         both = {"measured": self.measured, "simulated": self.simulated}
         return {how: {key: one.values(policy, key) for key in KEYS} for how, one in both.items()}

@@ -1,8 +1,8 @@
-"""Emulated prefill servers behind a router: SGLang's own with stock fcfs, and the router and scheduler of LAPS.
+"""Emulated prefill servers behind a router: SGLang's router with stock fcfs, and the router and scheduler of LAPS.
 
-Real prefill servers whose steps last as long as the profile says, a real decode server, KV over Mooncake, and real
-routers, all on this machine. The mix of ``policies`` at shares of the stock servers' capacity; the simulator runs the
-same, and closed loops. For the paper's claims about one and several instances.
+All servers are real and run on this machine: prefill servers whose steps last as long as the profile says, a decode
+server that gets KV over Mooncake, and routers. The load is the mix of ``policies`` at shares of the stock servers'
+capacity. The simulator runs the same load, and closed loops. For the paper's claims about one and several instances.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ WAYS = {
     "laps servers": (LAPS_PREFILL, STOCK, "round-robin"),
     "laps": (LAPS_PREFILL, LAPS, "pools"),
 }
-"""Name -> prefill servers, router, the simulator's router. MiniLB picks at random: plain data parallelism."""
+"""Name -> prefill variant, router, router in the simulator. MiniLB picks at random: plain data parallelism."""
 ALONE, SEVERAL = (BASE, "laps servers"), (BASE, "stock, gateway", "laps")
-"""Ways that are compared with one server, and with several."""
+"""Compared ways: with one server, and with several servers."""
 LOADS = (0.5, 0.7, 0.85)
 CLIENTS = (8, 32)
 """Clients of the closed loops, for each server."""
 CYCLES = 400
-"""Requests of each client in a closed loop: long enough that a prompt which is parked for long ends in it."""
+"""Requests of each client in a closed loop: enough that even a prompt that is parked for long ends in the loop."""
 SLO_S = 0.4
-"""SLO of the paper (seconds); stretched like the device."""
+"""TTFT objective of the paper (seconds), stretched like the device."""
 PATIENCE_S = 120.0
 RATES = (Column("over the SLO", ("over",), ".1%"), Column("requests/s", ("rate",), ".1f"))
 COLUMNS = (
@@ -73,7 +73,7 @@ def figures(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float
 
 
 def measured(args: Namespace, loads: dict[str, list[Job]]) -> tuple[Runs, list[float]]:
-    """Run all loads on servers. Returns their figures, and how long steps lasted over the profile, on each server."""
+    """Run all loads on servers; return figures, and for each server the median of measured over profiled step time."""
     device: Device = args.device
     prompts, found, lasted = Prompts(device.vocabulary, args.seed, device.longest, prefill_only=False), Runs(), []
     decode = ("--max-total-tokens", "524288", "--max-running-requests", "256")
@@ -123,7 +123,7 @@ def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
 
 
 def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
-    """Add emulated and simulated figures side by side, and LAPS's over stock's."""
+    """Add tables of emulated and simulated figures side by side, and the ratios of LAPS to stock."""
     for load in real[BASE]["open"]:
         seen, simulated = (Comparison({name: [runs[name]["open"][load]] for name in ways}) for runs in (real, sim))
         title = f"At {float(load):.0%}: TTFT in ms, emulated / simulated"

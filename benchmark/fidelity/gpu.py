@@ -1,4 +1,4 @@
-"""A real GPU beside the simulator: the arrivals of the report's gpu-* pieces, with AIConfigurator's profile as it is.
+"""A real GPU beside the simulator: the arrivals of the report's gpu-* pieces, with AIConfigurator's unchanged profile.
 
 python -m benchmark.fidelity.gpu [--from benchmark/report]
 """
@@ -25,13 +25,13 @@ LONGEST = 16384
 WORKLOADS = ("mixed", "azure", "code")
 KEYS = {"short P50": ("short", "p50_ms"), "short P90": ("short", "p90_ms"), "long P50": ("long", "p50_ms"),
         "long P90": ("long", "p90_ms"), MEAN: ("mean_ms",)}  # fmt: skip
-"""Figures, and where a piece has them (ms)."""
+"""Figures, and their paths in a piece's data (ms)."""
 Figures = dict[str, float]
-"""Milliseconds."""
+"""Figure -> milliseconds."""
 
 
 def shown(data: Mapping[str, Any], policy: str) -> Figures:
-    """Return what a piece says of a policy."""
+    """Return the measured figures of a policy from the data of a piece."""
     found = {}
     for key, path in KEYS.items():
         value: Any = data["pooled"][policy]
@@ -42,7 +42,7 @@ def shown(data: Mapping[str, Any], policy: str) -> Figures:
 
 
 def simulated(data: Mapping[str, Any], workload: str, policy: str, simulator: Simulator) -> Figures:
-    """Return the same of the simulator, for the arrivals of that piece."""
+    """Return the simulated figures of a policy for the arrivals of a piece."""
     settings, lone = data["settings"], data["measured"]["lone_ttft_s"]
     tokens, seconds = [int(n) for n in lone], list(lone.values())
     offered = named.Offer(
@@ -60,7 +60,7 @@ def simulated(data: Mapping[str, Any], workload: str, policy: str, simulator: Si
 
 
 def compared(folder: Path) -> Iterator[tuple[str, str, Figures, Figures]]:
-    """Yield workload, policy, and both figures. Raises OSError, ValueError if a piece is not there."""
+    """Yield workload, policy, measured and simulated figures. Raises OSError, ValueError if a piece is missing."""
     for workload in WORKLOADS:
         piece = Piece.read(folder / f"gpu-{workload}.json")
         profile = Profile.find(of_this_gpu(str((piece.machine or {}).get("gpus", ""))))

@@ -1,7 +1,7 @@
-"""Time that this machine's host takes beside the device: from requests alone, and from a load.
+"""Host time of this machine, beside the device time: measured with lone requests, and under a load.
 
-The simulator takes it from a profile. Lone requests show it without the overlap loop, which hides a part of it; under
-load it is longer, as client, HTTP and scheduler share few cores.
+The simulator reads the host time from a profile. Lone requests run without the overlap loop, which hides a part of the
+host time. Under load the host time is longer, because client, HTTP and scheduler share few cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmark.load import client
 from benchmark.rig import Fleet
 
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Tokens of lone requests."""
+"""Lengths of lone requests (tokens)."""
 REPEATS = 14
 PAUSE_S = 0.03
 """Mean pause between lone requests (seconds)."""
@@ -32,7 +32,7 @@ PAUSE_S = 0.03
 
 @dataclass
 class Alone:
-    """Requests that had their server to themselves."""
+    """Lengths and TTFTs of lone requests."""
 
     tokens: list[int]
     ttft: list[float]
@@ -40,10 +40,10 @@ class Alone:
 
     @classmethod
     def on(cls, fleet: Fleet, name: str, seed: int) -> Alone:
-        """Send every length of LADDER, in random order, with pauses as they occur under load: a server that has just
-        answered is quicker."""
+        """Send every length of LADDER, in random order. The pauses are like those under load, because a server that has
+        just answered is quicker."""
         rng = random.Random(f"{seed} alone")
-        # Long ones are sent less often, they vary less.
+        # Long requests are sent less often, because their times vary less.
         tokens = [n for n in LADDER for _ in range(REPEATS if n <= 4096 else REPEATS // 3)]
         rng.shuffle(tokens)
 
@@ -57,7 +57,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Host:
-    """Times of a host beside a device that is known."""
+    """Host times of this machine, beside a device whose profile is known."""
 
     device: Profile
     chunk: int
@@ -65,10 +65,10 @@ class Host:
     alone: Alone
 
     def profile(self, slowed: float) -> Profile:
-        """Return the device's profile with this host, which is ``slowed`` times as slow as alone.
+        """Return the device's profile with this host, ``slowed`` times as slow as with lone requests.
 
-        What the TTFT of a lone request leaves beside its device time is a constant, a share per token and a share per
-        step.
+        The host time is the TTFT of a lone request less its device time. It is fitted by a constant, a time per token
+        and a time per step.
         """
         known, tokens = self.device, np.array(self.alone.tokens)
         lengths = sorted(set(self.alone.tokens))
@@ -92,8 +92,8 @@ class Host:
         )  # fmt: skip
 
     def under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float]) -> Profile:
-        """Return the profile of a host that is as much slower under load than alone as makes the simulator give the
-        median TTFT (seconds) that short requests of the load ``jobs`` had."""
+        """Return the profile with the least slowdown of the host (1 to 3) whose simulated median TTFT of short requests
+        exceeds the measured one. ``jobs``, ``ttft``: the load and its measured TTFTs (seconds)."""
         wanted = quantiles([job.new for job in jobs], ttft)["short P50"]
 
         def over(slowed: float) -> bool:

@@ -1,7 +1,7 @@
-"""Public traces on an emulated server, stock and LAPS; and what laps-plan predicts for the same arrivals.
+"""Public traces on an emulated server, stock and LAPS, and the predictions of laps-plan for the same arrivals.
 
-The planner knows the profile as shipped, with the host times assumed there, and nothing of this machine. ``--keep``
-writes the figures to the file that the planner reports them from.
+The planner uses the shipped profile with its assumed host times, and no measurement of this machine. ``--keep`` writes
+the figures to the file from which the planner reports its accuracy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmark.serve.compare import Compared
 
 TRACES = ("azure", "code", "lmsys")
 PLANS = (FCFS, LAPS)
-"""Policies of which the prediction is shown."""
+"""Policies whose predictions are shown."""
 LONGEST = 16384
 """Longest prompt (tokens)."""
 BARS = {"short P90": PLANNED, "long P90": None}
@@ -37,7 +37,7 @@ def options(p: Parser) -> None:
 
 
 def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
-    """Yield a piece for each trace as ``benchmark.serve`` makes it, then one with all predictions."""
+    """Yield the piece of ``benchmark.serve`` for each trace, then a piece with all predictions."""
     out: Path = args.out
     words = ["--device", EMULATED + args.emulate, "--workload", ",".join(TRACES), "--longest", str(LONGEST)]
     words += ["--variants", ",".join((FCFS, SPF, LAPS)), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
@@ -66,7 +66,7 @@ def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
 
 
 def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
-    """Return measured figures of a load with simulated ones beside them. Raises ConnectionError if a request failed."""
+    """Return the measured and simulated figures of a load. Raises ConnectionError if a request failed."""
     rounds = [[a.job for a in answers] for answers in compared.answers[FCFS]]
     seen = {name: [round_of(name, answers) for answers in compared.answers[name]] for name in PLANS}
     return simulator.beside(rounds, seen, seed)

@@ -1,10 +1,10 @@
 """Real schedulers on an emulated device: stock policies against LAPS, and the simulator's accuracy.
 
-Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), with 95% LMSYS
-lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of stock fcfs's capacity. The simulator runs the same
-arrivals with the profile and this machine's host time, which is measured before, on lone requests (of a server without
-the overlap loop, which hides a part of it) and a training load. Ratios between policies are the device's; times are
-stretched and include this machine's host.
+Real prefill servers run on this machine, with steps that last as long as the profile says (``--laps-emulate``). The
+load has 95% LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192, at shares of stock fcfs's capacity. The simulator
+runs the same arrivals with the profile and this machine's host time. The host time is measured first, with a training
+load and with lone requests (without the overlap loop, which hides a part of it). Ratios between policies are those of
+the device; times are stretched and include this machine's host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHERS = (*STOCK, SMALL)
 POLICIES = (*OTHERS, LAPS)
 LOADS = (0.7, 0.5, 0.85)
 LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
-"""Variant whose lone requests show the host's time: the overlap loop hides a step's."""
+"""Variant whose lone requests show the host time. The overlap loop would hide the host time of a step."""
 JUDGED = 0.7
 """Load at which policies are judged against each other."""
 TRAINING_S = 15.0
@@ -53,7 +53,7 @@ def options(p: Parser) -> None:
 
 
 def sizes() -> Sizes:
-    """Return the lengths of the load."""
+    """Return the distribution of the load's prompt lengths."""
     return mix(lmsys(256), log_uniform(1024, 8192), LONG_SHARE)
 
 
@@ -71,7 +71,7 @@ def emulator(target: Target) -> dict[str, Any]:
 
 
 def judged(load: Accuracy) -> list[Figure]:
-    """Return LAPS's figures against the best stock policy, and against fcfs."""
+    """Return ratios of LAPS to the best stock policy; of requests/s and long P90, ratios to fcfs."""
     seen, figures = load.measured, []
     for key, bar, base in (
         ("short P90", bars.EMULATED_SHORT_P90, None), (MEAN, bars.EMULATED_MEAN, None),
@@ -86,7 +86,7 @@ def judged(load: Accuracy) -> list[Figure]:
 
 
 def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figure]]:
-    """Return the emulator's own error on each server."""
+    """Return a table and figures of the emulator's own error on each server."""
     seen = Comparison({name: [of] for name, of in emulators.items()})
     figures = [
         Figure.of(f"step as it lasted over the profile, {name}, median", seen.median(name, *STEPS[1].path), bars.STEP)

@@ -1,9 +1,9 @@
 """Data-parallel attention ranks that plan together, against SGLang's policies on each rank: real schedulers, emulated.
 
-A prefill server with one scheduler process per rank, on an emulated group of eight H200 with DeepSeek-V3. Loads, at
-rates given for the unscaled device: `mix`, 95% LMSYS lengths and 5% of 1,024 to 8,192 tokens, sent to the rank with
-the fewest tokens in flight; `agents`, sessions of coding agents, whose turns follow their answers and go where their
-history is. The servers run in turns. The simulator runs the same arrivals.
+A prefill server has one scheduler process per rank, on an emulated group of eight H200 with DeepSeek-V3. Rates are
+those of the unscaled device. `mix`: 95% LMSYS lengths and 5% of 1,024 to 8,192 tokens, each sent to the rank with the
+fewest tokens in flight. `agents`: sessions of coding agents. Each turn follows the answer before it and goes to the
+rank that has its history. The servers run in turns. The simulator runs the same arrivals.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S, TURNS
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
 MORE = 10
-"""Sessions drawn, over those that are needed on average."""
+"""Number of sessions drawn, over the number needed on average."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load by name. Rates are those of the unscaled device (requests/s): 70% of what fcfs does on four ranks in
-    saturation."""
+    """A named load. Rates are those of the unscaled device (requests/s): 70% of what four saturated ranks serve with
+    fcfs."""
 
     name: str
     what: str
     rate: float
     slow: float
-    """Slowdown of the device: its steps are long beside what four schedulers and the tiny model take on two cores."""
+    """Slowdown of the device: makes its steps long beside what four schedulers and the tiny model take on two cores."""
     chunk: int
-    """New tokens of a stock rank's batch: the best mean TTFT of 512 to 8,192, simulated at that rate."""
+    """New tokens of a stock rank's batch. Of 512 to 8,192, it has the best mean TTFT, simulated at that rate."""
     longest: int
     """Longest prompt (tokens)."""
     sessions: bool
     """True if turns follow answers and go to the rank that has their history."""
     make: Callable[[float, float, str], list[Job]]
-    """Jobs at a rate, for a span (seconds), from a seed; unscaled."""
+    """Function from rate, span (seconds) and seed to the unscaled jobs."""
     bars: tuple[float, float, float]
-    """At most so much of the best stock policy's short P90, mean TTFT and mean slowdown."""
+    """Largest ratios of LAPS to the best stock policy in short P90, mean TTFT and mean slowdown."""
 
     @property
     def piece(self) -> str:
-        """Name of its piece of the report."""
+        """Return the name of the load's piece in the report."""
         return "groups" if self.name == "mix" else f"groups-{self.name}"
 
     def jobs(self, rate: float, slow: float, span_s: float, seed: str) -> list[Job]:
-        """Return the jobs of a round on a device that is ``slow`` times as slow, and so are the clients; ``span_s``:
-        scaled."""
+        """Return the jobs of a round. Device and clients are ``slow`` times as slow; ``span_s``: duration after that
+        scaling (seconds)."""
         made = self.make(rate, span_s / slow, seed)
         return [replace(job, at_s=slow * job.at_s, pause_s=slow * job.pause_s) for job in made]
 
@@ -73,9 +73,9 @@ def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
 
 
 def agents(rate: float, span_s: float, seed: str) -> list[Job]:
-    """Return the turns of coding agents in a span without beginning or end: of sessions that are under way, whose
-    histories are in the cache. As many turns as the rate says: a round has so few sessions that chance would double or
-    halve its load."""
+    """Return the turns of coding agents in a span that wraps around: all sessions are in progress, and their histories
+    are in the cache. The number of turns follows the rate, because a round has so few sessions that chance would double
+    or halve its load."""
     rng = random.Random(f"agents/{seed}")
     begun: list[tuple[float, Sequence[turns.Turn]]] = []
     drawn = turns.stretches(turns.agents(RANKS_LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
@@ -105,15 +105,15 @@ CHUNK = 8192
 """Most new tokens of a rank's batch."""
 CONTEXT = 131_072 + 1024
 POOL = 1_500_000
-"""Tokens that a rank keeps: of sessions that are under way, and some that are over."""
+"""KV tokens kept by a rank: those of running sessions, and of some finished ones."""
 LAYERS = 2
-"""Layers of the tiny model where a rank keeps so many tokens: one dense, one with experts."""
+"""Layers of the tiny model if a rank keeps POOL tokens: one dense layer, one with experts."""
 _YARN = {**checkpoints.DEEPSEEK["rope_parameters"], "original_max_position_embeddings": -(-CONTEXT // 4)}
 LONG = (
     "--context-length", str(CONTEXT), "--max-total-tokens", str(POOL), "--json-model-override-args",
     json.dumps({"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT, "rope_parameters": _YARN}),
 )  # fmt: skip
-"""Arguments of servers whose prompts are longer than what the tiny model was made for."""
+"""Arguments of servers whose prompts are longer than the tiny model's own context."""
 
 
 def device_of(load: Load) -> Device:
@@ -121,7 +121,7 @@ def device_of(load: Load) -> Device:
     made = devices.emulated(f"{PROFILE},slow={load.slow:g}")
     if load.sessions:
         made = made.with_prefixes()
-    # SGLang needs a core for each rank, out of those that it may use.
+    # SGLang needs a core for each rank, one of the cores that this process may use.
     usable = sorted(os.sched_getaffinity(0))
     env = {**made.env, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(usable[i % len(usable)]) for i in range(RANKS))}
     return replace(
@@ -135,7 +135,7 @@ def device_of(load: Load) -> Device:
 
 
 def knobs(slow: float) -> dict[str, float]:
-    """Return LAPS's knobs for a device that is ``slow`` times as slow: its slices take as much longer."""
+    """Return LAPS's knobs for a device that is ``slow`` times as slow: slices last ``slow`` times as long."""
     return {"slice_ms": slow * LapsConfig().slice_ms}
 
 
@@ -144,7 +144,7 @@ def servers_of(load: Load, ranks: int, slow: float) -> list[Variant]:
     group = (
         *("--tp-size", str(ranks), "--dp-size", str(ranks), "--enable-dp-attention"),
         *("--load-balance-method", "total_tokens", "--disable-overlap-schedule"),
-        # SGLang keeps memory for a chunk that this machine does not have, though nothing as large runs.
+        # By default SGLang reserves memory for a large chunk, more than this machine has. No batch here is as large.
         *("--mem-fraction-static", "0.5"),
     )
     chunks = {SPF: load.chunk, LAPS: CHUNK}
@@ -173,8 +173,8 @@ def run(args: Namespace) -> Piece:
         def once(i: int, name: str) -> Round:
             target, seed = fleet.target(name), args.seed + i
             flush(target)
-            # SGLang's controller goes by what ranks had in use some time ago: one rank gets several times as many
-            # requests as another, and not the same ones from both servers.
+            # The client chooses ranks (``Homes``), because SGLang's controller uses old loads of ranks: one rank would
+            # get several times as many requests as another, and different requests on each server.
             answered = measure(fleet, name, rounds[i], seed, slow * PATIENCE_S, Homes(RANKS, seed))
             told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             return answered
@@ -193,12 +193,12 @@ def run(args: Namespace) -> Piece:
 
 
 def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulator:
-    """Return the simulator of these servers. ``slow``: times that the profile's steps are stretched."""
+    """Return the simulator of these servers. ``slow``: factor by which the profile's steps are stretched."""
     return Simulator(profile, CHUNK, knobs(slow), {SPF: load.chunk}, overlap=False)
 
 
 def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]) -> Piece:
-    """Return tables and ratios of all rounds."""
+    """Return the piece with a table and ratios of all rounds."""
     judged = dict(zip(KEYS, (*map(Bar, load.bars), bars.NO_MORE, bars.EMULATED_RATE), strict=True))
     ratios = [seen.measured.figure(f"{key}, {LAPS} / {SPF}", LAPS, SPF, (key,), bar) for key, bar in judged.items()]
     ratios += seen.ratios("{key}, {policy}: simulated / emulated", dict.fromkeys(KEYS, bars.EMULATED))

@@ -1,11 +1,11 @@
-"""All that only a machine with a GPU can show, in half an hour and without the internet.
+"""All measurements that need a machine with a GPU, in half an hour and without the internet.
 
-    ./run gpu                          # everything, into out/gpu; again after an interruption: it goes on
+    ./run gpu                          # everything, into out/gpu; after an interruption, run it again to continue
     ./run gpu --only slices,answers    # some of it
     ./run gpu --dry-run                # the same code on a machine without a GPU: emulated devices, tiny models
 
-Each piece is written as soon as it is done, and takes four minutes at most. At the end there is one page and one JSON
-file (bench.json) beside it.
+Each piece takes at most four minutes and is written when it is done. The end result is one page, with one JSON file
+(bench.json) beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmark.serve import slices
 LADDERS = ("0.5B", "7B")
 SERVED = ("slices", "mixed", "azure", "lone", "code", "closed")
 NAMES = (FCFS, SPF, SMALL, LAPS)
-"""Servers that these pieces share."""
+"""Variants whose servers the pieces of SERVED share."""
 GRAPHED = (FCFS, LAPS, GRAPHS)
 """Servers of the piece about full graphs."""
 PIECES = (
@@ -43,9 +43,9 @@ PIECES = (
 )  # fmt: skip
 DRY = "emulated:h200-qwen3-8b,slow=1"
 AGENTS_TOKENS = 420_000
-"""KV pool of the two servers that keep the histories of agents."""
+"""KV pool (tokens) of the two servers that keep the histories of agents."""
 AGENTS_PER_S = "4.9"
-"""Turns of agents that an H200 serves of an 8B model, by its profile."""
+"""Turns of agents per second that an H200 serves with an 8B model, according to its profile."""
 CHUNK, LONGEST = 8192, 16384
 Make = Callable[[], tuple[Piece, Path]]
 
@@ -95,7 +95,7 @@ class Run:
         return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {})), self.kit.out
 
     def agents(self) -> None:
-        """Run sessions of agents, whose histories servers of their own keep."""
+        """Run sessions of agents, on separate servers that keep the histories."""
         device = self.device
         if not self.dry:
             device = replace(device.with_prefixes(AGENTS_TOKENS), server_gib=38.0)
@@ -108,7 +108,7 @@ class Run:
         words = ["--workload", "closed" if loop else name, "--variants", ",".join(names), "--rounds", str(args.rounds)]
         words += ["--seconds", str(seconds), "--seed", str(args.seed), "--out", str(self.work / name)]
         if name == "agents":
-            # In a closed loop turns of a minute take an hour.
+            # The capacity is given, because a closed loop of agents' turns would take an hour.
             words += ["--capacity", AGENTS_PER_S]
         else:
             device = replace(device, longest=THRESHOLD if name == "graphs" else LONGEST)
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         args.rounds = 1
         args.out = args.out.with_name(args.out.name + "-dry") if args.out.name == "gpu" else args.out
-        # Emulated, all shapes of a ladder are one, and there are no graphs.
+        # In a dry run all ladders have the same tiny shape, and there are no graphs.
         args.only = [name for name in args.only if name not in ("graphs", f"ladder-{LADDERS[-1]}")]
     kit = Kit(args.out, Progress(), args.only, args.minutes, argv)
     run = Run(kit, args)

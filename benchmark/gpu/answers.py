@@ -1,4 +1,4 @@
-"""Are first tokens right under preemption? Each prompt alone on a stock server, and all at once on one with LAPS."""
+"""Check of first tokens under preemption: each prompt alone on a stock server, then all at once on one with LAPS."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ LONG_CLIENTS, SHORT_CLIENTS = 4, 3
 TOKENS = {CUDA: (4096, 8000), CPU: (600, 1000)}
 """Shortest and longest of the long prompts."""
 TIE = 0.05
-"""Distance of the two best tokens (log-probability) below which rounding may choose between them."""
+"""Difference of the two best tokens' log-probabilities below which rounding can decide between them."""
 EVERY_LAYER = {"slice_ms": 0.01, "preempt_overhead": 1.0}
 TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """First token of a prompt, and how sure the model was of it."""
+    """First token of a prompt, and its certainty."""
 
     token: int
     best: float
     """Log-probability of the token."""
     ahead: float
-    """By how much it is ahead of the next one."""
+    """Log-probability of the token less that of the second-best token."""
 
 
 def small(cuda: bool, ranks: int) -> Device:
-    """Return a device with a small model whose weights are seeded, not dummies: equal answers mean something."""
+    """Return a device with a small model. Its weights are seeded, not dummies, so that equal answers mean something."""
     name = CUDA if cuda else CPU
     known = DEVICES[name]
     args = [a for a in known.args if a != devices.NORMAL_LOOP]
@@ -56,7 +56,7 @@ def small(cuda: bool, ranks: int) -> Device:
 
 
 def ask(url: str, ids: list[int], room: int) -> Answer:
-    """Return the answer of a server that has no decode server. Raises OSError, ConnectionError."""
+    """Send a prompt to a server without a decode server; return the answer. Raises OSError, ConnectionError."""
     body = {
         "input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
         "top_logprobs_num": 2, **without_decode_server(room),
@@ -85,7 +85,7 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
         url = fleet.target(LAPS).url
         before = preemptions(fleet)
         rooms = [rng.getrandbits(60) for _ in asked]
-        # Short ones come all the time that long ones run.
+        # Short prompts arrive during the whole time that long prompts run.
         with ThreadPoolExecutor(LONG_CLIENTS) as long, ThreadPoolExecutor(SHORT_CLIENTS) as short:
             pools = [long] * LONGS + [short] * SHORTS
             sent = [pools[i].submit(ask, url, ids, rooms[i]) for i, ids in enumerate(asked)]
@@ -95,7 +95,7 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
 
 
 def preemptions(fleet: Fleet) -> int:
-    """Return how often a short batch has preempted on the server with LAPS."""
+    """Return the number of preemptions by short batches on the server with LAPS."""
     status = get_json(fleet.prefill(LAPS), "/laps_status") or {}
     return int(status.get("preemption", {}).get("by_short_batches", 0))
 

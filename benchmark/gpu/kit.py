@@ -1,4 +1,4 @@
-"""Pieces measured one after the other, each within a time limit; those that are there already are kept."""
+"""Pieces measured one after the other, each within a time limit; pieces measured before are kept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PIECE_S = 240.0
 
 
 class TookTooLongError(SystemExit):
-    """A piece has used up its time. uvloop lets nothing else through that a signal's handler raises, but for
-    KeyboardInterrupt."""
+    """A piece exceeded its time limit. A SystemExit, because uvloop passes on no other exception of a signal handler
+    except KeyboardInterrupt."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TookTooLongError in the main thread where the block takes longer."""
+    """Raise TookTooLongError in the main thread if the block takes longer than ``seconds``."""
 
     def ring(*_: Any) -> None:
         raise TookTooLongError(f"took longer than {seconds:.0f} s")
@@ -47,11 +47,11 @@ class Kit:
     def __init__(
         self, out: Path, say: Progress, wanted: Sequence[str], minutes: float, argv: Sequence[str] | None
     ) -> None:
-        """`wanted`: pieces to measure. `minutes`: those that would not be begun in time are left out."""
+        """Set the pieces to measure (`wanted`), and the time after which no further piece starts (`minutes`)."""
         self.out, self.say, self._wanted, self._argv = out, say, wanted, argv
         self._ends = time.monotonic() + 60.0 * minutes
         self.missing: dict[str, str] = {}
-        """Reason why a wanted piece is not there."""
+        """Wanted piece -> reason why it is missing."""
 
     def wants(self, name: str) -> bool:
         """Return True if a piece is wanted and was not measured yet on this machine with this commit."""
@@ -64,8 +64,8 @@ class Kit:
         return (found.commit, found.machine) != (commit(), json.loads(json.dumps(machine())))
 
     def measure(self, name: str, make: Callable[[], tuple[Piece, Path]]) -> None:
-        """Measure a piece if it is wanted. `make`: returns it with the folder of its pictures. A failure is noted, and
-        the others go on."""
+        """Measure a piece if it is wanted. `make`: returns the piece with the folder of its pictures. A failure is
+        recorded and does not stop the other pieces."""
         if not self.wants(name):
             return
         if time.monotonic() > self._ends:
@@ -75,7 +75,7 @@ class Kit:
         try:
             with limited(PIECE_S):
                 piece, left = make()
-        except (Exception, TookTooLongError) as e:  # whatever one piece meets, the machine is there for the others now
+        except (Exception, TookTooLongError) as e:  # one failed piece must not stop the others on this machine
             self.miss([name], f"{type(e).__name__}: {e}")
             return
         piece.name = f"gpu-{name}"
@@ -85,13 +85,13 @@ class Kit:
             shutil.copy(left / picture, folder)
 
     def miss(self, names: Sequence[str], why: str) -> None:
-        """Note why these are not there."""
+        """Record the reason why these pieces are missing."""
         for name in names:
             self.missing[name] = why.split("\n", 1)[0][:300]
             self.say(f"{name}: {self.missing[name]}")
 
     def collected(self, names: Sequence[str]) -> Collected:
-        """Return the pieces that are there, in this order."""
+        """Return the measured pieces in the order of ``names``, and the missing ones with reasons."""
         found = Collected({}, {})
         for name in names:
             leaf = f"gpu-{name}"

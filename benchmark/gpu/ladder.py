@@ -1,6 +1,6 @@
 """Times of one prefill batch per row count on each of SGLang's own paths.
 
-Eager, the breakable graphs (SGLang's default), and the full graphs with a ladder of row counts and 64 request slots.
+The paths: eager, breakable graphs (SGLang's default), and full graphs with a ladder of row counts and 64 request slots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOTS = 64
 REPEATS = 15
 EAGER, BREAKABLE, FULL = PATHS = "eager", "breakable", "full"
 TINY = "tiny"
-"""Shape for a machine without a GPU: eager only, no measure of gains."""
+"""Shape for a machine without a GPU: runs the eager path only, and says nothing about gains."""
 MARK = "LADDER "
 
 
@@ -45,7 +45,7 @@ def flags(shape: str, backend: str) -> list[str]:
 
 
 def time_path(shape: str, backend: str) -> None:
-    """Time every batch on this path, with the breakable graphs also eager; print one line. Ends the process."""
+    """Time every batch on this path, for breakable graphs also on the eager path; print one line. Ends the process."""
     from benchmark.rig import runner as rig
 
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int)
 
 
 def ladder(shape: str, out: Path) -> tuple[Piece, Path]:
-    """Measure all paths of one shape. Raises ChildProcessError if one fails."""
+    """Measure all paths of one shape, in child processes. Raises ChildProcessError if a child fails."""
     times: list[dict[str, Any]] = []
     for backend in (BREAKABLE,) if shape == TINY else (BREAKABLE, FULL):
         words = [sys.executable, "-m", "benchmark.gpu.ladder", shape, backend]

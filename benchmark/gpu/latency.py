@@ -1,4 +1,4 @@
-"""Steps of this device beside those of AIConfigurator's profile of it."""
+"""Step times of this device beside those of its AIConfigurator profile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 8192
 
 
 def of_this_gpu(gpus: str) -> str:
-    """Return the name of the profile for the GPU with this description; the H200's where there is none."""
+    """Return the profile name for a GPU with this description: that of the H100, or else of the H200."""
     return f"h100-{PROFILE}" if "H100" in gpus else f"h200-{PROFILE}"
 
 
@@ -35,7 +35,7 @@ def steps(tokens: int) -> list[tuple[int, int]]:
 def latency(
     device: Device, gpus: str, out: Path, seed: int, say: Progress, longest: int = TOKENS[-1]
 ) -> tuple[Piece, Path]:
-    """Measure lone prompts of up to ``longest`` tokens, and compare. Raises ServerError, ConnectionError."""
+    """Compare lone prompts of up to ``longest`` tokens with the profile. Raises ServerError, ConnectionError."""
     known = Profile.find(of_this_gpu(gpus))
     assert known is not None, "a profile that comes with laps-plan"
     prompts = Prompts(device.vocabulary, seed, longest)

@@ -1,5 +1,5 @@
-"""Does the plugin load and serve here, with which attention backends, prefill graphs and loops? What does it cost a
-short request that is alone, and what do full graphs bring?"""
+"""Checks whether the plugin loads and serves with each attention backend, prefill graph and event loop; its cost for a
+lone short request; and the gain of full graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmark.serve import slices
 
 START_S = 200.0
 REQUESTS, ROUNDS = 20, 21
-"""Lone requests: of a round, and rounds."""
+"""Lone requests of a round, and number of rounds."""
 LENGTHS = (1, 64, 256, 1024)
 GRAPHS = "--enable-batch-prefill-cuda-graph"
 HOW = {
@@ -34,8 +34,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {"overlap loop": (), "overlap loop off":
 
 
 def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress, *, cuda: bool) -> tuple[Piece, Path]:
-    """Start a server each way; return what it says of itself and how long it took. One that does not start fails the
-    piece's bar, not the piece."""
+    """Start a server in each way; return a piece with its status and start time. If a server does not start, the piece
+    misses its bar but is still made."""
     rows: list[Sequence[str]] = []
     told: dict[str, Any] = {}
     for name, args in (HOW if cuda else ELSEWHERE).items():
@@ -65,7 +65,7 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
 
 
 def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) -> Piece:
-    """Measure, the servers in turns of a few requests. Raises ConnectionError."""
+    """Measure lone short requests, the servers in turns of REQUESTS requests. Raises ConnectionError."""
 
     def once(i: int, name: str) -> list[float]:
         bodies = fleet.prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (REQUESTS + 1), seed * 7000 + i)

@@ -1,7 +1,7 @@
 """HTTP client that replays jobs at their times, or in closed loops, over bare keep-alive connections.
 
-A request asks for one token and no stream, or for a stream: the time to the body of its answer is the time to its first
-token.
+A request asks for one token without streaming, or for a stream. In both cases, the TTFT is the time to the first byte
+of the answer's body.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from benchmark.load.connection import Connection, Target
 UNANSWERED = "no answer in time"
 """Error of a request without an answer when waiting ended."""
 IDLE_S = 3.0
-"""Idle time after which a connection is not reused: the server closes it after 5 s, perhaps at that moment."""
+"""Idle time after which a connection is not reused (seconds): after 5 s the server closes it, perhaps during a send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outcome of one job. Seconds; ``sent_s`` counts from the start of the load."""
+    """Outcome of one job. Times in seconds; ``sent_s`` counts from the start of the load."""
 
     job: Job
     sent_s: float
     late_s: float
     """Delay of sending caused by the client itself."""
     ttft_s: float | None
-    """None = failed."""
+    """None if the request failed."""
     error: str = ""
     """Error message of a failed request."""
 
@@ -78,15 +78,15 @@ class Pool:
 
 
 Route = Callable[[Job, bytes], tuple[bytes, Callable[[], None]]]
-"""Returns what to send for a job that is due now, and what to call once it is answered."""
+"""Function that returns the bytes to send for a job that is due now, and a function to call after the answer."""
 
 
 async def replay(
     target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float, route: Route | None = None
 ) -> list[Answer]:
-    """Send each job when it is due, whatever has come back by then; wait ``patience_s`` after the last was due.
+    """Send each job at its time. A job with ``job.after`` also waits for the answer of that job, and for its pause.
 
-    A job without an answer by then has failed. ``route``: completes a request when it is sent.
+    A job without an answer ``patience_s`` after the last job's time has failed. ``route``: completes requests.
     """
     pool = Pool(target)
     answered: list[asyncio.Event] = [asyncio.Event() for _ in jobs]
@@ -126,7 +126,7 @@ class Loop:
     clients: int
     begin_s: float
     end_s: float
-    """Requests sent before this time are counted, and waited for."""
+    """Requests sent from ``begin_s`` to this time are counted, and their answers awaited."""
     asked: list[Asked] = field(default_factory=list)
     failed: int = 0
 
@@ -148,7 +148,7 @@ class Loop:
 
     @property
     def steady(self) -> Steady:
-        """Return rate, mean TTFT and Little's ratio of whole cycles."""
+        """Return request rate, mean TTFT and Little's ratio over whole cycles."""
         return steady(self.asked, self.clients, self.begin_s, self.end_s)
 
     @property
@@ -165,10 +165,10 @@ async def closed(
     run_in_s: float = 0.3,
     tokens: Sequence[int] = (0,),
 ) -> Loop:
-    """Run ``clients`` clients in a closed loop, until all requests sent in ``seconds`` after the run-in are answered;
-    with infinite ``seconds`` each of the ``bodies`` once, without a run-in. ``tokens``: new ones of each of them.
+    """Run ``clients`` clients in a closed loop, until all requests sent in ``seconds`` after the run-in are answered.
+    If ``seconds`` is infinite, send each body once, without a run-in. ``tokens``: new tokens of each body.
 
-    A client whose request fails stops. Raises OSError if nothing listens.
+    A client stops if its request fails. Raises OSError if no server listens.
     """
     once, pairs = math.isinf(seconds), zip(bodies, itertools.cycle(tokens))
     work, left = iter(pairs) if once else itertools.cycle(pairs), clients
@@ -219,7 +219,7 @@ async def closed(
 
 
 async def one_by_one(target: Target, bodies: Iterable[bytes]) -> list[float]:
-    """Return the TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
+    """Send each request alone; return the TTFTs (seconds). Raises ConnectionError if a request fails."""
     pool, times = Pool(target), []
     for raw in bodies:
         took, why = await pool.ask(raw)

@@ -1,6 +1,6 @@
-"""A cheap HTTP connection: requests are prepared beforehand, and replies are read no further than needed.
+"""A cheap HTTP connection: requests are prepared beforehand, and replies are parsed no further than needed.
 
-On a machine of two cores a costly client would dominate a closed loop's measurement.
+On a machine with two cores, a costly client would dominate the measurement of a closed loop.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def request(body: dict[str, Any], path: bytes = b"/generate", headers: Mapping[s
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: one request at a time, ``done`` when its reply is complete or the peer has closed."""
+    """Keep-alive connection for one request at a time. ``done`` is called when the reply is complete or cut off."""
 
     def __init__(self) -> None:
         self.transport: Any = None
         self.open = True
         self.first: float | None = None
-        """Time at which the body of the reply began (``perf_counter``): the first token, with or without streaming."""
+        """Time of the first byte of the reply's body (``perf_counter``): the first token, with or without streaming."""
         self._buffer = b""
         self._body = 0
         self._end: int | None = None
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def said(self) -> str:
-        """Return the beginning of the reply, for an error message."""
+        """Return the start of the reply, for an error message."""
         return self._buffer[:300].decode(errors="replace") or "the connection was closed"
 
     def connection_made(self, transport: Any) -> None:
@@ -86,12 +86,12 @@ class Connection(asyncio.Protocol):
             self.first = time.perf_counter()
         whole = len(self._buffer) >= self._end if self._end is not None else self._buffer.endswith(LAST_CHUNK)
         if whole:
-            # SGLang reports an error after the stream has begun in an event; a token may be "error", too.
+            # After a stream has started, SGLang reports an error in an event. A token can also be the word "error".
             fine = self._end is not None or b'{"error"' not in self._buffer
             self._finish(fine and self._buffer.startswith(b"HTTP/1.1 200"))
 
     def _head(self) -> bool:
-        """Return True if the head is complete; finds where the body begins and ends."""
+        """Find the start and the end of the body; return True if the head is complete."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return False

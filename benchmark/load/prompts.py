@@ -1,5 +1,5 @@
-"""Requests in wire format, from jobs: every variant gets the same bytes. Prompts of sessions grow from turn to turn;
-each goes to the rank that has its history."""
+"""Requests in wire format, made from jobs: every variant gets the same bytes. Prompts of a session grow from turn to
+turn, and each turn goes to the rank that has its history."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Prompts:
     vocabulary: tuple[int, int]
     seed: int
     longest: int
-    """Length (tokens) of the streams whose beginnings are the histories."""
+    """Length (tokens) of the streams. A history is the start of a stream."""
     reuse: bool = False
-    """True if the cached part is sent, too. Requests through the fake bootstrap host never enter the prefix cache, so
-    there the new tokens stand alone."""
+    """True if the cached part of a prompt is also sent. Requests through the fake bootstrap host never enter the prefix
+    cache, so only their new tokens are sent."""
     prefill_only: bool = True
-    """True without a decode server."""
+    """True if there is no decode server."""
     answer: int = 1
-    """Tokens asked for; more than one are streamed."""
+    """Tokens to generate; more than one are streamed."""
     systems: int = 1
-    """System prompts, each shared by some of the streams, which begin with it."""
+    """Number of system prompts. Each is the start of some of the streams."""
     system_tokens: int = 0
     """Length of a system prompt (tokens)."""
     _streams: dict[int, Any] = field(default_factory=dict)
 
     def stream(self, number: int) -> Any:
-        """Return the tokens that all histories of this stream begin with."""
+        """Return the tokens of this stream; every history is a prefix of them."""
         if number not in self._streams:
             system = np.random.default_rng([self.seed, 4, number % self.systems])
             own = np.random.default_rng([self.seed, 1, number])
@@ -64,7 +64,7 @@ class Prompts:
         return np.concatenate([history, own]).tolist()  # type: ignore[no-any-return]
 
     def bodies(self, jobs: Iterable[Job], seed: int, key: tuple[str, str] | None = None) -> list[bytes]:
-        """Return a whole POST for each job. ``key``: a header with the job's stream, and how its value begins."""
+        """Return a whole POST for each job. ``key``: name of a header, and the prefix of the stream number in it."""
         rng, rooms = np.random.default_rng([self.seed, 2, seed]), random.Random(seed)
         return [
             self._post(self.ids(job, rng), rooms, job.slo_s, headers={key[0]: f"{key[1]}{job.stream}"} if key else {})
@@ -72,14 +72,14 @@ class Prompts:
         ]
 
     def whole_stream(self, number: int, tokens: int) -> bytes:
-        """Return a POST with the beginning of a stream, which puts it into the prefix cache."""
+        """Return a POST that puts the first ``tokens`` tokens of a stream into the prefix cache."""
         return self._post(self.stream(number)[:tokens].tolist(), random.Random(number))
 
     def histories(self, jobs: Iterable[Job]) -> list[bytes]:
         """Return a POST for each history that is older than the load. ``jobs``: in order of their times."""
         tokens: dict[int, int] = {}
         for job in jobs if self.reuse else ():
-            # What a conversation adds is sent with its turns: only what came before its first one is older.
+            # A conversation's turns send what they add, so only the history of the first turn is older.
             known = tokens.get(job.stream, job.cached)
             tokens[job.stream] = known if job.goes_on else max(known, job.cached)
         return [self.whole_stream(stream, n) for stream, n in tokens.items() if n]
@@ -105,22 +105,22 @@ class Prompts:
 
 
 HELD = "held_tokens"
-"""Custom parameter of a request: so many tokens of its prompt are in the prefix cache of whatever server it comes to
+"""Custom parameter of a request: number of its prompt's tokens that the server puts into the prefix cache on arrival
 (``benchmark/rig/prefixes/kept_prefixes.py``)."""
 
 
 @dataclass
 class SessionPrompts(Prompts):
-    """Token ids of sessions: a turn begins with the ``cached`` first tokens of an earlier turn, and its new ones occur
-    nowhere else. So a server that keeps all prompts has exactly the cached ones."""
+    """Token ids of sessions: a turn starts with the first ``cached`` tokens of an earlier turn, and its new tokens
+    occur nowhere else. So a server that keeps all prompts has exactly ``cached`` tokens of the turn."""
 
     def paths(self, jobs: Iterable[Job], seed: int) -> list[Any]:
-        """Return the prompt of each job, an array of token ids. A history that no earlier turn has is made up."""
+        """Return the prompt of each job, an array of token ids. A history that no earlier turn has is random."""
         rng = np.random.default_rng([self.seed, 3, seed])
         earlier: dict[int, list[Any]] = {}
         found = []
         for job in jobs:
-            # The last turn, or the longest one: sub-agents go on from an earlier place, and leave the others' history.
+            # Continue the last or the longest turn: a sub-agent starts from an earlier point and replaces no history.
             turns = earlier.setdefault(job.stream, [])
             base = next((p for p in turns if len(p) >= job.cached), turns[-1] if turns else self._new(rng, 0))
             history = base[: job.cached]
@@ -132,7 +132,7 @@ class SessionPrompts(Prompts):
         return found
 
     def bodies(self, jobs: Iterable[Job], seed: int, key: tuple[str, str] | None = None) -> list[bytes]:
-        """Return a whole POST for each job. The first one of a session says that its history is held."""
+        """Return a whole POST for each job. The first request of a session makes the server hold its history."""
         rooms, jobs = random.Random(seed), list(jobs)
         return [
             self._post(path.tolist(), rooms, job.slo_s, {HELD: job.cached} if job.cached and job.after is None else {})
@@ -140,7 +140,7 @@ class SessionPrompts(Prompts):
         ]
 
     def histories(self, jobs: Iterable[Job]) -> list[bytes]:
-        """Return nothing: the first request of a session has its history held."""
+        """Return nothing, because the first request of a session makes the server hold its history."""
         return []
 
     def _new(self, rng: Any, tokens: int) -> Any:
@@ -148,7 +148,7 @@ class SessionPrompts(Prompts):
 
 
 def to_rank(raw: bytes, rank: int) -> bytes:
-    """Return a POST of ``connection.request`` that names the data-parallel rank which is to serve it."""
+    """Return a POST of ``connection.request`` with the DP rank that must serve it."""
     head, body = raw.split(b"\r\n\r\n", 1)
     body = b'%b,"routed_dp_rank":%d}' % (body[:-1], rank)
     fields, _ = head.rsplit(b" ", 1)
@@ -156,13 +156,13 @@ def to_rank(raw: bytes, rank: int) -> bytes:
 
 
 class Homes:
-    """Sends each session to one rank: the one with the fewest tokens under way when it begins, as in the simulator."""
+    """Route that sends each session to the rank with the fewest tokens in flight at its start, as in the simulator."""
 
     def __init__(self, ranks: int, seed: int) -> None:
         self._assign = Assign(ranks, "total_tokens", seed)
 
     def __call__(self, job: Job, raw: bytes) -> tuple[bytes, Callable[[], None]]:
-        """Return what to send now, and what to call once it is answered."""
+        """Return the POST to send now, and the function to call after its answer."""
         request = Request.of(job)
         request.rank = self._assign.rank(request)
         return to_rank(raw, request.rank), lambda: self._assign.answered(request)

@@ -24,12 +24,12 @@ class Bar:
 
 
 LONE = Bar(most=1.03)
-"""TTFT of a request alone, with a mechanism of LAPS over without it."""
+"""TTFT of a lone request with a mechanism of LAPS, over the TTFT without the mechanism."""
 CLOSED_WORST, CLOSED_BEST = Bar(least=0.98), Bar(least=1.05)
-"""Requests/s of closed loops over those without the mechanism: at every number of clients, and at the best one."""
+"""Requests/s of closed loops with LAPS over those without: at every number of clients, and at the best number."""
 
 SHORT_P90, SHORT_P90_EVEN = Bar(most=0.5), Bar(most=0.8)
-"""Short P90 TTFT over the best stock policy's; the second where prompts of all lengths are mixed, or most are short."""
+"""Short P90 TTFT over the best stock policy's. The second is for loads of all lengths or of mostly short prompts."""
 NO_MORE = Bar(most=1.0)
 KEPT = Bar(least=0.97)
 """Cached tokens behind a router, as a share of what one unlimited cache would have."""
@@ -40,21 +40,21 @@ LONG_P90_YIELDS = Bar(most=1.25)
 THROUGHPUT = Bar(least=0.98)
 
 COLOCATED_SHORT, COLOCATED_MEAN, COLOCATED_RATE = Bar(most=0.6), Bar(most=0.95), Bar(least=0.98)
-"""Short P90, mean TTFT and requests/s of a server that decodes, too, over the best stock setting whose streams wait no
-longer."""
+"""Short P90, mean TTFT and requests/s of a server that also decodes, over the best stock setting whose streams wait no
+longer than those of LAPS."""
 COLOCATED_TBT, COLOCATED_LONG = Bar(most=0.2), Bar(most=1.3)
 """P99 between tokens and long P90 over the stock default."""
 COLOCATED_P99, COLOCATED_LONGEST = Bar(most=1.2), Bar(most=2.0)
-"""Time between tokens over its target."""
+"""P99 and longest time between tokens, over the target."""
 COLOCATED_MODELS = {
     "8b": (Bar(most=0.5), Bar(most=0.85), Bar(least=1.1)),
     "30b-a3b": (Bar(most=0.5), Bar(most=0.6), Bar(least=1.3)),
     "32b": (Bar(most=0.6), Bar(most=1.0), Bar(least=1.0)),
 }
 """Short P90, mean TTFT, and requests/s at saturation, simulated, over the best stock setting whose streams wait no
-longer."""
+longer than those of LAPS."""
 COLOCATED_GOODPUT = Bar(least=1.3)
-"""Requests/s with 90% in time, over the best stock setting."""
+"""Requests/s with 90% of the requests in time, over the best stock setting."""
 
 GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 """Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
@@ -70,10 +70,10 @@ BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 
 
 INSIDE = Bar(least=0.75, most=0.85)
-"""Share of first tokens inside the quoted interval, which is to hold 80%."""
+"""Share of first tokens inside the quoted interval, which should hold 80%."""
 
 STEP = Bar(least=0.97, most=1.03)
-"""An emulated step over the profile's."""
+"""Duration of an emulated step over the duration in the profile."""
 EMULATED = Bar(least=0.9, most=1.1)
 """Simulated over emulated TTFT."""
 PLANNED = Bar(least=0.85, most=1.15)

@@ -1,7 +1,7 @@
-"""How every benchmark is called: shared options, errors in one line, and the piece that is left at the end.
+"""Command line of every benchmark: shared options, errors in one line, and the piece that is written at the end.
 
-A new one: in a module of ``benchmark``, write ``options(p)`` and ``run(args)``, which returns a ``Piece``. Give both to
-a ``Command``. If the report is to have it, name its command in ``steps.py``.
+To add a benchmark, write ``options(p)`` and ``run(args)``, which returns a ``Piece``, in a module of ``benchmark``.
+Pass both to a ``Command``. To add the benchmark to the report, name its command in ``steps.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmark.rig import REPO, Progress, ServerError
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that reports errors in one line, and shows descriptions as they are written."""
+    """Argument parser that reports errors in one line and does not reformat descriptions."""
 
     def __init__(self, program: str, doc: str | None) -> None:
         raw = argparse.RawDescriptionHelpFormatter
@@ -38,7 +38,7 @@ def positive(text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the reader of a whole number >= ``least``."""
+    """Return a function that reads a whole number >= ``least``."""
 
     def integer(text: str) -> int:
         if int(text) < least:
@@ -49,11 +49,11 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 count = at_least(1)
-"""Returns the whole number >= 1 in a text."""
+"""Function that reads a whole number >= 1."""
 
 
 def some_of(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
-    """Return the reader of names separated by commas; ``what``: word for one of them."""
+    """Return a function that reads names separated by commas; ``what``: word for one name, in errors."""
 
     def names(text: str) -> list[str]:
         if unknown := [name for name in text.split(",") if name not in known]:
@@ -67,7 +67,7 @@ def parser(
     program: str, doc: str | None, out: str | None, rounds: int = 0, seed: int | None = None, seconds: float = 0.0
 ) -> Parser:
     """Return a parser with the options that commands share. ``out``: default folder below out/; ``rounds``, ``seed``,
-    ``seconds``: defaults of options that some have."""
+    ``seconds``: defaults of options that only some commands have."""
     p = Parser(program, doc)
     if rounds:
         p.add_argument("--rounds", type=count, default=rounds, help=f"({rounds}); a verdict needs 5")
@@ -88,11 +88,11 @@ class Command:
     """Module, or a command that begins with "./"."""
     doc: str | None
     run: Callable[[argparse.Namespace], Piece | Iterable[tuple[Piece, Path]]]
-    """Measures; returns one piece, or yields several with their folders. ``args.say`` shows progress."""
+    """Function that measures; returns one piece, or yields several with their folders. ``args.say`` shows progress."""
     options: Callable[[Parser], None] = lambda _: None
-    """Adds the options of this command alone."""
+    """Function that adds the command's own options."""
     check: Callable[[argparse.Namespace], None] = lambda _: None
-    """Completes the arguments; raises ValueError if they make no sense together."""
+    """Function that completes the arguments; raises ValueError if they make no sense together."""
     out: str | None = None
     rounds: int = 0
     seed: int | None = None
@@ -103,7 +103,7 @@ class Command:
     """True if progress is one line that changes."""
 
     status: Callable[[Piece], int] = lambda _: 0
-    """Returns the exit code of a piece."""
+    """Function that returns the exit code for a piece."""
 
     def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
         """Return the arguments, completed. Exits with one line if they are invalid."""
@@ -118,7 +118,7 @@ class Command:
         return args
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Measure and leave the pieces; return the exit code."""
+        """Measure and save the pieces; return the exit code."""
         args = self.parse(argv)
         code = 0
         with command_line(self.program):
@@ -135,7 +135,7 @@ class Command:
 
 @contextlib.contextmanager
 def command_line(program: str) -> Iterator[None]:
-    """Handle errors as ``one_line_errors`` does, for a command that starts servers: SIGTERM stops them, too."""
+    """Handle errors as ``one_line_errors`` does, for a command that starts servers. SIGTERM also stops the servers."""
     import uvloop
 
     # A shell may have started this process with SIGINT ignored.

@@ -28,7 +28,7 @@ def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 def in_turns(
     names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
 ) -> dict[str, list[T]]:
-    """Call ``once(round, name)`` interleaved and return its results by name; ``what``: printed before the round."""
+    """Call ``once(round, name)`` interleaved; return the results by name. ``what``: text printed before the round."""
     seen: dict[str, list[T]] = {name: [] for name in names}
     for i, name in interleaved(names, rounds):
         say(f"{what}round {i + 1} of {rounds}, {name}")
@@ -42,12 +42,12 @@ class Column:
 
     head: str
     path: tuple[str, ...]
-    """Figure, by its path in a round's dictionary."""
+    """Path of the figure in a round's dictionary."""
     form: str = ".0f"
     """Format of the number."""
     scale: float = 1.0
     over: Callable[[Sequence[float]], float] = statistics.median
-    """From the rounds' values to the shown one."""
+    """Function from the rounds' values to the value shown."""
 
     def text(self, values: Sequence[float]) -> str:
         """Return the cell; a dash for NaN."""
@@ -78,7 +78,7 @@ class Comparison:
         return ratio(self.values(new, *path), self.values(base, *path))
 
     def best(self, names: Iterable[str], *path: str, most: bool = False) -> str | None:
-        """Return the variant with the least (or most) median of a figure; None if no round of any has it."""
+        """Return the variant with the least (or most) median of a figure; None if no variant has the figure."""
         medians = {name: self.median(name, *path) for name in names if name in self.rounds}
         known = {name: m for name, m in medians.items() if not math.isnan(m)}
         return (max if most else min)(known, key=known.__getitem__) if known else None
@@ -88,7 +88,7 @@ class Comparison:
         return Figure.of(text, self.ratio(new, base, *path), bar)
 
     def rows(self, columns: Sequence[Column], beside: Comparison | None = None) -> list[tuple[str, ...]]:
-        """Return a row for each variant, its name first. ``beside``: its figures stand in the same cells."""
+        """Return a row for each variant, its name first. ``beside``: comparison whose figures join the same cells."""
         both = [self, *filter(None, [beside])]
         return [
             (name, *(" / ".join(c.text(one.values(name, *c.path)) for one in both) for c in columns))
@@ -99,8 +99,8 @@ class Comparison:
         self, title: str, first: str, columns: Sequence[Column], note: str = "", over: tuple[str, str] | None = None,
         beside: Comparison | None = None,
     ) -> Table:  # fmt: skip
-        """Return a table with a row for each variant; ``first``: head of their names; ``over``: two variants whose
-        ratios are the last row; ``beside``: as for ``rows``."""
+        """Return a table with a row for each variant. ``first``: head of the column of names; ``over``: two variants
+        whose ratios are the last row; ``beside``: as for ``rows``."""
         rows = self.rows(columns, beside)
         if over:
             ratios = ("" if c.over is sum else f"{self.ratio(*over, *c.path).median:.2f}" for c in columns)

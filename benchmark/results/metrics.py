@@ -20,7 +20,7 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Slo:
-    """Service level objective: TTFT at most ``factor`` times that of a prompt with the same new tokens alone."""
+    """Service level objective: TTFT at most ``factor`` times that of a lone prompt with as many new tokens."""
 
     factor: float
     lone_s: Callable[[int], float]
@@ -56,7 +56,7 @@ def quantiles(answers: Sequence[Answer], kind: str) -> dict[str, float]:
 
 
 def brief(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the TTFT quantiles of both classes, and how many requests there were and failed."""
+    """Return the TTFT quantiles of both classes, and the numbers of all and of failed requests."""
     failed = sum(a.ttft_s is None for a in answers)
     return {**{kind: quantiles(answers, kind) for kind in KINDS}, "requests": len(answers), "failed": failed}
 
@@ -78,8 +78,8 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
 
 
 def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """Return figures of one round, or of several end to end. ``mean_ms`` and ``slowdown_mean`` are those of all
-    requests."""
+    """Return figures of one round, or of several pooled rounds, whose rates have no meaning. ``mean_ms`` and
+    ``slowdown_mean`` are those of all requests."""
     ok = [(a, a.ttft_s) for a in answers if a.ttft_s is not None]
     begin = min((a.sent_s for a in answers), default=0.0)
     spent = max(max((a.sent_s + ttft_s for a, ttft_s in ok), default=begin) - begin, 1e-9)

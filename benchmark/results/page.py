@@ -14,11 +14,11 @@ from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.steps import Collected
 
 HEADLINE, EMULATED = "headline", "emulated"
-"""Pieces shown in the README, each between markers of its name."""
+"""Pieces shown in the README, each between markers with its name."""
 BENCH = "bench.json"
 """File with all ratios."""
 HEADLINE_FIGURES = 5
-"""Judged figures of each that the README counts."""
+"""Number of judged figures of a piece that the README shows."""
 PAGE_ONLY = ("short P99", "long P99", "tokens/s", "failed")
 """Columns of the headline's table that only the page shows."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
@@ -41,7 +41,7 @@ def markdown(table: Table) -> str:
 
 
 def value(figure: Figure) -> str:
-    """Return number and spread."""
+    """Return the figure's value and interval as text."""
     spread = "" if figure.low is None or figure.high is None else f" [{figure.low:.3g}, {figure.high:.3g}]"
     return f"{figure.value:.3g}{spread}"
 
@@ -117,7 +117,7 @@ def write(collected: Collected, out: Path) -> None:
     """
     files: dict[str, bytes] = {}
     for name, (piece, folder) in collected.pieces.items():
-        # Infinite and NaN are null.
+        # orjson writes infinite values and NaN as null.
         files[f"{name}.json"] = orjson.dumps(piece) + b"\n"
         for file in list(piece.pictures):
             kept = picture_name(name, file)
@@ -157,21 +157,21 @@ def brief(table: Table) -> Table:
 
 
 def judged_first(piece: Piece) -> list[Figure]:
-    """Return the figures that the README counts."""
+    """Return the judged figures that the README shows."""
     return [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
 
 
 def emulated(piece: Piece, folder: str) -> str:
-    """Return the text between the README's markers: the first judged figures; ``folder``: path of the page from
-    there."""
+    """Return the text between the README's markers: the first judged figures. ``folder``: path from the README to the
+    page."""
     rows = [(f.name, value(f), f.bar, TOLD[f.met]) for f in judged_first(piece)]
     table = grid(Table("", ("", f"[measured]({folder}/README.md#{piece.name})", "bar", ""), rows))
     return f"{table}\n\nIn brackets the interval over {piece.figures[0].rounds} rounds."
 
 
 def headline(piece: Piece, folder: str) -> str:
-    """Return the text between the README's markers: the piece's first table, shortened, how many of its first bars are
-    met, each of them that is missed, its pictures, and the first sentence of its text; ``folder``: as for
+    """Return the text between the README's markers: the piece's first table without PAGE_ONLY, the number of its first
+    bars that are met, its missed bars, its pictures, and the first sentence of its text. ``folder``: as for
     ``emulated``."""
     judged_figures = judged_first(piece)
     missed = [f for f in judged_figures if not f.met]
@@ -186,11 +186,11 @@ def headline(piece: Piece, folder: str) -> str:
 
 
 IN_README = {EMULATED: emulated, HEADLINE: headline}
-"""How each piece in the README is shown."""
+"""Piece in the README -> function that returns its text."""
 
 
 def put(text: str, name: str, content: str) -> str:
-    """Return ``text`` with ``content`` between the markers of ``name``. Raises ValueError unless each is there once."""
+    """Return ``text`` with ``content`` between the markers of ``name``. Raises ValueError unless both occur once."""
     begin, end = markers(name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the markers {begin} and {end} are not there once each, in this order")

@@ -1,4 +1,4 @@
-"""Pictures of measured and simulated figures, as SVG, or PNG by the file's name."""
+"""Pictures of measured and simulated figures, as SVG or PNG according to the file's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Line = Mapping[str, Sequence[float]]
 
 
 def lines(x: Sequence[float], panels: Mapping[str, Line], x_label: str, path: Path, title: str = "") -> None:
-    """Draw a panel for each y label; doublings of ``x`` are equally far apart."""
+    """Draw a panel of lines for each y label, over a logarithmic x axis (base 2)."""
     with axes(len(panels), path, title) as each:
         for axis, (label, ys) in zip(each, panels.items(), strict=True):
             for name, y in ys.items():
@@ -41,8 +41,8 @@ def lines(x: Sequence[float], panels: Mapping[str, Line], x_label: str, path: Pa
 
 
 def tokens(rounds: Mapping[str, Any], path: Path) -> None:
-    """A panel for each variant: a row of marks for each stream, one a token, and grey where a document waits.
-    `rounds`: ``colocated.Tokens`` of each."""
+    """Draw a panel for each variant: a row of marks for each stream, one mark per token, and grey while a document
+    waits. `rounds`: ``colocated.Tokens`` of each variant."""
     last = max(t for of in rounds.values() for times in (*of.streams, *of.documents) for t in times)
     with axes(len(rounds), path, "Tokens of each stream, while documents come", width=6.4) as each:
         for axis, (name, of) in zip(each, rounds.items(), strict=True):

@@ -31,9 +31,9 @@ class Figure:
     name: str
     value: float
     bar: str = ""
-    """Text of the bar, as "<= 0.5"; empty = no bar."""
+    """Text of the bar, for example "<= 0.5"; empty if there is no bar."""
     met: bool | None = None
-    """None = no bar, or not decided by this run."""
+    """True if the value meets the bar; None if there is no bar."""
     low: float | None = None
     high: float | None = None
     rounds: int | None = None
@@ -77,14 +77,14 @@ class Piece:
     machine: dict[str, Any] = field(default_factory=machine)
     versions: dict[str, str] = field(default_factory=versions)
     commit: str = field(default_factory=commit)
-    """Commit of this repository when it was measured; empty = not recorded."""
+    """Commit of this repository at the time of the measurement; empty if not recorded."""
 
     def judge(self, name: str, found: Ratio | float, bar: Bar | None = None, rounds: int | None = None) -> None:
         """Add a figure."""
         self.figures.append(Figure.of(name, found, bar, rounds))
 
     def write(self, out: Path) -> Path:
-        """Save the piece, with the paths in it as seen from the repository; return its file."""
+        """Save the piece, with paths relative to the repository; return its file."""
         out.mkdir(parents=True, exist_ok=True)
         path = out / NAME
         path.write_text(json.dumps(asdict(self), indent=1).replace(f"{REPO}/", "") + "\n")
@@ -102,10 +102,10 @@ class Piece:
 
     @classmethod
     def read(cls, path: Path) -> Piece:
-        """Undo ``write``, from a piece's folder or from the file in a page. Raises OSError, ValueError, TypeError."""
+        """Read a piece from its folder, or from its file in a page. Raises OSError, ValueError, TypeError."""
         raw = {"commit": "", **json.loads((path if path.is_file() else path / NAME).read_text())}
         raw["tables"] = [Table(**t) for t in raw["tables"]]
-        # Infinite and NaN are null in JSON.
+        # Infinite values and NaN are null in a page's JSON.
         raw["figures"] = [
             Figure(**f | {"value": math.nan if f["value"] is None else f["value"]}) for f in raw["figures"]
         ]
@@ -113,8 +113,8 @@ class Piece:
 
 
 def called(program: str, argv: Sequence[str] | None) -> str:
-    """Return the command line of this run, for the report; paths from the repository's root, and none outside of it.
-    ``program``: a module, or a command that begins with "./"."""
+    """Return the command line of this run, for the report. Paths are relative to the repository; paths outside it are
+    left out. ``program``: a module, or a command that begins with "./"."""
     said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]
     kept = [w for i, w in enumerate(said) if not (w.startswith("/") or (w == "--out" and said[i + 1][:1] == "/"))]
     return " ".join([program if program.startswith("./") else f"python -m {program}", *kept])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.9
-"""Confidence of the interval around a median that a verdict needs (0..1)."""
+"""Confidence that the interval around a median needs for a verdict (0..1)."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Ratio:
     high: float
     rounds: int
     confidence: float
-    """Probability that such an interval covers the true median, whatever the noise (0..1)."""
+    """Probability that such an interval covers the true median, for any distribution of the noise (0..1)."""
 
     @property
     def verdict(self) -> str:
-        """ "more", "less", or "not shown" if the interval holds 1 or too few rounds were run."""
+        """Return "more" or "less"; "not shown" if the interval holds 1 or too few rounds were run."""
         if self.confidence < LEVEL or self.low <= 1.0 <= self.high:
             return "not shown"
         return "more" if self.low > 1.0 else "less"
@@ -51,8 +51,8 @@ def _over(a: float, b: float) -> float:
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, int, float]:
     """Return (low, high, n, confidence): the narrowest pair of order statistics that covers the median with ``level``.
 
-    Distribution-free: the number of values below the median is binomial. If even all of them do not reach ``level``,
-    lowest and highest with the confidence they have.
+    Distribution-free: the number of values below the median is binomial. If no pair reaches ``level``, return the
+    lowest and the highest value with their confidence.
     """
     ordered, n = sorted(values), len(values)
     if n == 0:

@@ -26,7 +26,7 @@ class Step:
     args: str = ""
     """Separated by spaces."""
     leaves: tuple[str, ...] = ()
-    """Pieces written, if not one of the step's name; a folder each, below that of the report."""
+    """Pieces written, each into its own folder below the report's; empty: one piece with the step's name."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the command."""
     gpu: bool = False
@@ -35,9 +35,9 @@ class Step:
 
 TRACES = ("emulated-azure", "emulated-code", "emulated-lmsys")
 FLEETS = ((1, "32b", 2), (4, "8b", 20))
-"""Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
+"""Servers, model, and slowdown of the emulated device. The slowdown keeps this machine's host work in proportion."""
 REAL = f"--real --rounds 3 --seconds 15 --device {EMULATED}{H200}"
-"""On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
+"""Options on emulated devices: otherwise three servers, a decode server, clients and a router starve on a few cores."""
 AGENTS = (
     f"--workload agents --variants fcfs,{SMALL},laps --rounds 2 --seconds 80 --device {EMULATED}h200-qwen3-8b,slow=2"
 )
@@ -72,7 +72,7 @@ STEPS: dict[str, Step] = {
     "groups": Step("benchmark.fidelity.ranks"),
     "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 120"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
-    # Code of the tests; each server imports for itself, as in production.
+    # This module is part of the tests. Each server imports its modules itself, as in production.
     "faults": Step("warm", "faults --requests 3000", env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}),
 }
 
@@ -121,7 +121,7 @@ class Collected:
     """Step or piece -> reason why it is missing."""
 
     def add(self, name: str, folder: Path, why: str) -> None:
-        """Read a piece that a command has written, or that a page keeps; ``why``: reason where neither is there."""
+        """Read a piece that a command has written, or that a page keeps. ``why``: reason if neither exists."""
         kept = folder / f"{name}.json"
         where = folder if kept.is_file() else folder / name
         try:

@@ -1,4 +1,4 @@
-"""Test rig: a small model, real servers on loopback, and what they run on."""
+"""Test rig: a small model, real servers on loopback, and the devices that they run on."""
 
 # ruff: noqa: F401
 from benchmark.rig.devices import CPU, CUDA, DEVICES, EMULATED, H200, MODELS, Device, add_device, has_cuda, with_path

@@ -1,4 +1,4 @@
-"""Small seeded checkpoints of any architecture of transformers, made here: no model hub is needed."""
+"""Small seeded checkpoints of any transformers architecture, generated locally: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmark.rig import model
 LAYERS = 6
 SEED = 7
 VERSION = 1
-"""To be increased when the weights change, so that existing checkpoints are made again."""
+"""Version of the weights. Increase it when the weights change, so that existing checkpoints are made again."""
 SIZES: Mapping[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
@@ -28,12 +28,12 @@ SIZES: Mapping[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-"""Two key heads, so that two tensor-parallel ranks have one each."""
+"""Default sizes. With two key heads, two TP ranks have one head each."""
 EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
 DEEPSEEK: Mapping[str, Any] = {
     **EXPERTS,
-    # As in DeepSeek's own; SGLang's CPU attention supports no other rotary embedding.
+    # The rotary embedding of DeepSeek's own checkpoints; SGLang's CPU attention supports no other.
     "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
     **{"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
     **{"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
@@ -43,20 +43,20 @@ DEEPSEEK: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One checkpoint: a transformers configuration, and what SGLang reads besides."""
+    """One checkpoint: a transformers configuration, and further fields that SGLang reads."""
 
     family: str
     """Prefix of the transformers classes ending in ``Config`` and ``ForCausalLM``."""
     sizes: Mapping[str, Any]
     """Fields of the configuration that differ from SIZES."""
     written: Mapping[str, Any] = field(default_factory=dict)
-    """Fields written into config.json alone: transformers has them as constants, or not at all."""
+    """Fields that only config.json gets, because transformers has them as constants or not at all."""
     config: str = ""
     """Name of the configuration class, if different."""
     nextn: bool = False
     """True if one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
     embedding: float = 1.0
-    """Factor of the embeddings, as of ``model.Shape``."""
+    """Factor of the embeddings, as in ``model.Shape``."""
 
     @property
     def key(self) -> str:
@@ -70,7 +70,7 @@ DEEPSEEK3 = Architecture(
     {"moe_layer_freq": 1, "ep_size": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     nextn=True,
 )
-"""A mixture of experts with latent attention: what data-parallel attention is for."""
+"""Mixture of experts with latent attention, the kind of model that data-parallel attention is made for."""
 
 
 def make(folder: Path, name: str, chosen: Architecture) -> Path:
@@ -130,8 +130,8 @@ def _add_nextn(path: Path) -> None:
 
 
 def randomize(name: str, values: Any) -> None:
-    """Fill in weights with which a prompt's next token depends on all of its tokens: sharp attention, no zero bias, no
-    norm of one."""
+    """Set weights so that the next token depends on all tokens of a prompt: sharp attention, no zero bias, no norm of
+    one."""
     import torch
 
     if not values.is_floating_point() or name.endswith(("A_log", "dt_bias")):

@@ -18,13 +18,13 @@ from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 
 CPU, CUDA = "cpu", "cuda"
 EMULATED = "emulated:"
-"""Prefix of a value for --laps-emulate."""
+"""Prefix of a device name whose rest is a value for --laps-emulate."""
 POOL_TOKENS = 4 << 20
-"""KV pool of a prefill server (tokens) that evicts no prefix of a benchmark."""
+"""KV pool of a prefill server (tokens), large enough that no prefix of a benchmark is evicted."""
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
 PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
-"""Plugins of servers that keep prefixes without a decode server, and hold histories that they have not computed."""
+"""Folder of the plugin with which servers keep prefixes without a decode server, and hold histories not computed."""
 CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "8B"
 
@@ -49,9 +49,9 @@ class Device:
     variants: tuple[str, ...]
     """Variants compared by default."""
     vocabulary: tuple[int, int]
-    """Token ids drawn from: [low, high)."""
+    """Range of the token ids in prompts: [low, high)."""
     server_gib: float
-    """Memory one more server takes (GiB): of the machine on a CPU, of the device elsewhere."""
+    """Memory of each server (GiB): GPU memory on CUDA, else memory of the machine."""
     layers: int
     """Layers of the model."""
     checkpoint: Callable[[], Path]
@@ -61,9 +61,9 @@ class Device:
     start_s: float = 240.0
     """Time limit for a server's start (seconds)."""
     at_once: bool = False
-    """True if servers start side by side; on a CPU each start keeps one core busy."""
+    """True if servers start at the same time. By default not on a CPU, where each start keeps one core busy."""
     sleeps: bool = True
-    """True if idle schedulers sleep. Ranks of a group must not: each would sleep for itself, and all wait for it."""
+    """True if idle schedulers sleep. Ranks of a group must not: all ranks would wait for each rank that sleeps."""
     slow: float = 1.0
     """Slowdown of an emulated device against the real one."""
     laps: dict[str, Any] = field(default_factory=dict)
@@ -78,31 +78,31 @@ class Device:
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """Return the LAPS knobs but for the profile, as the simulator takes them."""
+        """Return the LAPS knobs without the profile, as the simulator takes them."""
         return {name: value for name, value in self.laps.items() if name != "profile"}
 
     def with_prefixes(self, pool_tokens: int = POOL_TOKENS) -> Device:
-        """Return the device with servers that keep prefixes without a decode server, in a pool of so many tokens; by
-        default one that evicts none, as emulated devices have room for."""
+        """Return the device with servers that keep prefixes without a decode server, in a pool of ``pool_tokens``. The
+        default pool evicts no prefix; emulated devices have memory for it."""
         return replace(self, args=(*self.args, "--max-total-tokens", str(pool_tokens)), prefixes=True)
 
     def env_of(self, variant: Variant) -> dict[str, str]:
-        """Return the environment for the server of a variant, whose own variables win."""
+        """Return the environment for a variant's server. The variant's own variables take precedence."""
         env = {**self.env, **variant.env}
         return with_path(env, PREFIXES) if self.prefixes else env
 
     def args_of(self, variant: Variant) -> tuple[str, ...]:
-        """Return the arguments for the server of a variant, whose own arguments win."""
+        """Return the arguments for a variant's server. The variant's own arguments take precedence."""
         knobs = {} if variant.stock else {**self.laps, **variant.knobs}
         return (*self.args, *((LapsConfig.JSON_FLAG, json.dumps(knobs)) if knobs else ()), *variant.args)
 
 
 MEMORY = ("--mem-fraction-static", "0.85")
-"""By default SGLang's share is so small that what servers take which start beside it leaves none for the KV cache."""
+"""Share of memory for a server. With SGLang's default, servers that start side by side leave none for the KV cache."""
 DEVICES = {
     CPU: Device(
         name=CPU,
-        # The overlap loop would delay an answer until the next batch has run: on a CPU the step itself blocks.
+        # On a CPU the step itself blocks, so the overlap loop would delay an answer until the next batch has run.
         args=("--max-total-tokens", "49152", *MEMORY, NORMAL_LOOP),
         chunk=1024,
         longest=4096,
@@ -137,9 +137,9 @@ KINDS = f"{', '.join(DEVICES)} or [{EMULATED}]PROFILE[,slow=K]"
 
 
 def emulated(asked: str) -> Device:
-    """Return a device emulated on this machine; ``asked``: as --laps-emulate, PROFILE[,slow=K].
+    """Return a device emulated on this machine; ``asked``: value of --laps-emulate, PROFILE[,slow=K].
 
-    LAPS starts from the profile's step times, and its times are stretched like the device's. Raises ValueError.
+    LAPS starts with the profile's step times; its slice and window times are stretched, too. Raises ValueError.
     """
     found = DeviceSpec.parse(asked)
     profile, slow = found.profile, found.slow
@@ -173,11 +173,11 @@ def emulated(asked: str) -> Device:
 
 
 H200 = "h200-qwen3-8b,slow=10"
-"""Emulated device by default: at a tenth of its speed a host with two cores keeps up."""
+"""Default emulated device. At a tenth of its real speed, a host with two cores keeps up."""
 
 
 def add_device(p: argparse.ArgumentParser, default: str = "") -> None:
-    """Add --device to a command: a Device. ``default``: as on the command line; "" is CUDA if available, else CPU."""
+    """Add --device (a Device) to a command. ``default``: text of the option; "" means CUDA if available, else CPU."""
 
     def read(text: str) -> Device:
         try:
@@ -190,7 +190,7 @@ def add_device(p: argparse.ArgumentParser, default: str = "") -> None:
 
 
 def free_gib(device: Device) -> float:
-    """Return the memory (GiB) that servers may take now, less a reserve."""
+    """Return the memory (GiB) that is free for servers now, less a reserve."""
     if device.name == CUDA:
         import torch
 

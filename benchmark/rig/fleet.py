@@ -1,4 +1,4 @@
-"""Servers of a comparison: all started and asleep but the loaded one, or one at a time if memory is short."""
+"""Servers of a comparison: all run and only the loaded one is awake, or they run one at a time if memory is short."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Fleet:
     out: Path
     say: Callable[[str], None]
     pd: bool = False
-    """True for a router and a decode server around each prefill server."""
+    """True for a router in front of each prefill server, and one decode server behind all of them."""
     together: bool | None = None
-    """None: together if memory suffices."""
+    """True if all servers run at the same time; None: if memory suffices."""
     port: int | None = None
-    """Port of the first router, followed by those of the others; None: free ports."""
+    """Port of the first router; the other routers take the following ports. None: free ports."""
     _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _decode: servers.Server | None = None
@@ -112,8 +112,8 @@ class Fleet:
 
 
 def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
-    """Send lengths from 1 token to the longest, alone and in batches, so that measurements include no first-time
-    work."""
+    """Send prompts of 1 to 4,096 tokens (at most half of ``longest``), alone and in batches, so that measurements
+    include no first-time work."""
     rng = random.Random(0)
     jobs = [Job(0.0, min(longest // 2, round(2 ** rng.uniform(0, 12)))) for _ in range(WARM)]
     bodies = prompts.bodies(jobs, seed=0)
@@ -122,7 +122,7 @@ def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
 
 
 def get_json(target: Target, path: str) -> dict[str, Any] | None:
-    """Return a route's JSON answer, or None if there is none."""
+    """Return a route's JSON answer, or None if the request fails."""
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(target.url + path, timeout=30) as reply:
         answer: dict[str, Any] = json.load(reply)
         return answer

@@ -1,4 +1,4 @@
-"""A small Qwen2 checkpoint with tokenizer and chat template, made here: no model hub is needed."""
+"""A small Qwen2 checkpoint with tokenizer and chat template, generated locally: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = (3, 2000)
-"""Token ids of prompts: the small model's without its special ones."""
+"""Token ids of prompts: those of the small model, without its special tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Shape:
     context: int = 32768
     seed: int = 7
     embedding: float = 1.0
-    """Factor of the embeddings. With large ones the next token depends most on the last: a draft can be right."""
+    """Factor of the embeddings. With a large factor, the next token depends most on the last: a draft can be right."""
 
 
 SLICED = Shape(hidden=32, layers=8, heads=2, kv_heads=1, intermediate=2560)
-"""Spends most of a step in GEMMs, like a 7B model, and has layers between which a step can be paused: a chunk of 1,024
-tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on an
-H200, and one of 8,192 takes 33 times as long. Attention is kept small, as SGLang's CPU attention computes each chunk
-over its whole prefix."""
+"""Shape that spends most of a step in GEMMs, like a 7B model, and has layers between which a step can be paused. A
+chunk of 1,024 tokens takes over 100 ms on one core, seven times as long as 64 tokens. With a 7B model on an H200, a
+chunk of 2,048 takes seven times as long as 64 tokens, and one of 8,192 33 times. Attention is small, because SGLang's
+CPU attention computes each chunk over its whole prefix."""
 
 
 EMULATED = Shape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=32, context=131072)
-"""For emulated devices: minimal work, as its time must hide in the emulated step."""
+"""Shape for emulated devices: minimal work, because its time must fit into the emulated step."""
 
 SHAPES = {
     "tiny": Shape(256, 3, 4, 2, 256, 512),
@@ -55,7 +55,7 @@ SHAPES = {
     "14B": Shape(5120, 48, 40, 8, 13824, 152064),
     "32B": Shape(5120, 64, 40, 8, 27648, 152064),
 }
-"""Sizes of Qwen2.5, of Qwen3-8B, and one small enough for a CPU."""
+"""Sizes of Qwen2.5 and Qwen3-8B, and of a model small enough for a CPU."""
 
 
 def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
@@ -77,7 +77,7 @@ def key(contents: object) -> str:
 
 
 def once(out: Path, write: Callable[[Path], None]) -> Path:
-    """Fill the folder ``out`` by ``write`` unless that was done before; return it."""
+    """Fill the folder ``out`` with ``write`` unless this was done before; return the folder."""
     if (out / "done").exists():
         return out
     tmp = out.with_name(f".{out.name}.{os.getpid()}")

@@ -11,7 +11,7 @@ EVERY_S = 10.0
 
 
 class Progress:
-    """Prints progress: a line per call, or one ``live`` line, which may be updated often."""
+    """Progress output: one line per call, or one ``live`` line that is updated."""
 
     def __init__(self, *, live: bool = False) -> None:
         self._live = live

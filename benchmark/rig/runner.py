@@ -13,7 +13,7 @@ from benchmark.rig.servers import free_port
 
 
 def boot(model: Path, *flags: str) -> Any:
-    """Return a ModelRunner with its pools, attention backends and graphs, and SGLang's dummies for weights; once per
+    """Return a ModelRunner with its pools, attention backends, graphs and SGLang's dummy weights. Call this once per
     process. ``flags``: further server options."""
     from sglang.benchmark import one_batch
     from sglang.srt.configs.model_config import ModelConfig

@@ -24,11 +24,11 @@ import psutil
 
 HOST = "127.0.0.1"
 PORTS = (30100, 32700)
-"""Above the ports that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its
-own."""
+"""Range of ports to choose from. An SGLang server takes ports from 22000 to 29999 by itself, often before another
+server listens on its chosen port."""
 STREET = 240
-"""Ports are taken from every second stretch of so many: with data-parallel attention, a server takes those from 233
-after its HTTP port by itself, a dozen at most."""
+"""Length of a stretch of ports. Ports are chosen from every second stretch: with data-parallel attention, a server
+takes up to a dozen more ports by itself, from 233 after its HTTP port on."""
 _handed_out: set[int] = set()
 
 ENV = {
@@ -40,15 +40,15 @@ ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Keeps large tensors in glibc's heap. By default glibc returns them to the system and faults their pages in again at
-every step, so a slightly larger chunk may take twice as long. No device does that."""
+"""Variables that keep large tensors in glibc's heap. By default glibc returns the memory to the system, and every step
+faults it in again, so a slightly larger chunk can take twice as long. No device does that."""
 COMMON = ("--host", HOST, "--dtype", "float32", "--log-level-http", "warning")
 SLEEPS = "--sleep-on-idle"
-"""Leaves the cores to others while there is nothing to do, for a second at most."""
+"""Flag of servers that sleep while idle, for a second at most, and leave the cores to other processes."""
 
 
 class Process(Protocol):
-    """The part of ``subprocess.Popen`` that is used."""
+    """Used part of ``subprocess.Popen``."""
 
     @property
     def pid(self) -> int: ...
@@ -66,7 +66,7 @@ class Process(Protocol):
 def execute(command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None) -> Process:
     """Start a process with its output in ``log``, and stderr in ``errors``, if given."""
     with log.open("wb") as out, errors.open("wb") if errors else nullcontext(subprocess.STDOUT) as err:
-        # A session of its own: Ctrl-C reaches this process alone, which then stops the child.
+        # The child gets its own session, so that Ctrl-C reaches only this process, which then stops the child.
         return subprocess.Popen(
             command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, start_new_session=True
         )
@@ -105,7 +105,7 @@ class Server:
         return self
 
     def ready(self, timeout_s: float = 240.0, tick: Callable[[], None] | None = None) -> Server:
-        """Wait until the health route answers 200. Raises ServerError if it dies or takes too long."""
+        """Wait until the health route answers 200. Raises ServerError if the server ends or takes too long."""
         begin = time.monotonic()
         while True:
             waited = time.monotonic() - begin
@@ -126,7 +126,7 @@ class Server:
         return self.process is not None and self.process.poll() is None
 
     def laps_status(self) -> dict[str, Any]:
-        """GET /laps_status. Raises OSError, ValueError."""
+        """Return the answer to GET /laps_status. Raises OSError, ValueError."""
         asked = urllib.request.Request(self.url + "/laps_status", headers=bearer(self.key))
         with urllib.request.urlopen(asked, timeout=60) as reply:
             status: dict[str, Any] = json.load(reply)
@@ -185,8 +185,8 @@ def bearer(key: str | None) -> dict[str, str]:
 def free_port() -> int:
     """Return a port that is free now and was not returned before.
 
-    Below the ephemeral ports: servers start seconds after their port was chosen, and SGLang and Mooncake open hundreds
-    of sockets meanwhile.
+    The port is below the ephemeral ports: servers start seconds after their port was chosen, and meanwhile SGLang and
+    Mooncake open hundreds of sockets.
     """
     while True:
         port = random.SystemRandom().randrange(*PORTS)
@@ -217,8 +217,8 @@ def sglang(
     name: str = "",
     sleeps: bool = True,
 ) -> Server:
-    """Return a server (not started). ``mode``: prefill or decode, one half of a disaggregated pair; null does both.
-    ``args`` are SGLang's; ``sleeps``: with SLEEPS."""
+    """Return a server (not started). ``mode``: prefill or decode, one half of a disaggregated pair; null for a server
+    that does both. ``args``: SGLang's options; ``sleeps``: True to add SLEEPS."""
     port, bootstrap = free_port(), free_port() if mode == "prefill" else None
     command = (
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,

@@ -14,7 +14,7 @@ SMALL = f"{SPF}-2048"
 """Best stock setting without a latency model: small chunks, shortest prompts first."""
 DUAL, LAPS, GRAPHS, PAPER = "laps-dual", "laps", "laps-graphs", "laps-paper"
 SILENT = "laps-no-receipts"
-"""LAPS without what each request waited for."""
+"""LAPS without receipts, which say what each request waited for."""
 ON = "--enable-laps-scheduler"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
@@ -26,7 +26,7 @@ class Variant:
     name: str
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    """Further environment variables of this server: PYTHONPATH may select another version of LAPS."""
+    """Further environment variables of this server: PYTHONPATH can select another version of LAPS."""
     knobs: dict[str, Any] = field(default_factory=dict)
     """LAPS knobs, in addition to the device's."""
 

@@ -1,4 +1,4 @@
-"""The LAPS router, stock MiniLB and SGLang's Rust gateway: overhead and clients' TTFT."""
+"""Comparison of the LAPS router, stock MiniLB and SGLang's Rust gateway: overhead and clients' TTFT."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYED = "x-smg-routing-key"
 BY_KEY = {
     "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
 }
-"""Gateway policies that use that header."""
+"""Gateway policies that use the header KEYED."""
 TTFT = tuple(
     Column(f"{kind} {name}", (kind, key)) for kind in KINDS for name, key in (("P50", "p50_ms"), ("P90", "p90_ms"))
 )
@@ -34,7 +34,7 @@ TTFT = tuple(
 
 
 def best_other(seen: Comparison, kind: str, ours: Collection[str]) -> str:
-    """Return the router with the least P90 TTFT of a class, ours left out."""
+    """Return the router with the least P90 TTFT of a class, without the routers in ``ours``."""
     best = seen.best((name for name in seen.rounds if name not in ours), kind, "p90_ms")
     assert best is not None
     return best
@@ -62,7 +62,7 @@ class Site:
     prefills: list[Target]
 
     def flush(self) -> None:
-        """Empty the prefix caches, so that no router profits from what came through another."""
+        """Empty the prefix caches, so that no router profits from requests that came through another router."""
         for prefill in self.prefills:
             flush(prefill)
 

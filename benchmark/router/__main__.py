@@ -4,7 +4,7 @@
     ./run bench router --agents   four emulated prefill servers: TTFT of agents' turns, and the prefixes kept
     ./run bench router --real     three real prefill servers and a decode server: TTFT of chats among documents
 
-Rounds of the routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
+The routers take turns. Figures are medians over rounds; ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def options(p: Parser) -> None:
 
 
 def run(args: Namespace) -> Piece:
-    """Measure what is asked for."""
+    """Run the benchmark of the chosen mode."""
     args.out = args.out or REPO / "out" / f"router-{args.mode}"
     return MODES[args.mode](args)
 

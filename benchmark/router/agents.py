@@ -29,10 +29,10 @@ PAUSE_S, TOKEN_S = 8.0, 0.01
 """Longest client pause, and time per output token (seconds)."""
 ANSWER_TOKENS = 2
 RUN_IN = 0.2
-"""Share of a round before requests are counted: sessions begin one after another."""
+"""Share of a round before requests are counted, because sessions start one after another."""
 PATIENCE_S = 120.0
 DEVICE = "h200-qwen3-8b,slow=4"
-"""Slow enough that two cores keep up with several servers."""
+"""Emulated device, slow enough that two cores keep up with several servers."""
 NAMED = "laps, sessions named"
 CACHE_AWARE, MANUAL = "gateway, cache-aware", "gateway, manual"
 WAYS = {LAPS: (LAPS, False), NAMED: (LAPS, True), CACHE_AWARE: (CACHE_AWARE, False), MANUAL: (MANUAL, True)}
@@ -47,14 +47,14 @@ def rebased(session: Sequence[Turn]) -> list[Turn]:
 
 
 def work_s(jobs: Sequence[Job], profile: Profile) -> float:
-    """Return the time on a device of the profile (seconds), if all that can be is cached."""
+    """Return the time of the jobs on a device of the profile (seconds), if all histories are cached."""
     c = profile.coefficients
     return sum(c.step_s + c.work_s(job.new, job.cached) for job in jobs)
 
 
 def arrivals(longest: int, share: float, devices: float, span_s: float, profile: Profile, seed: str) -> list[Job]:
-    """Return jobs of sessions that begin at Poisson times; ``share``: of the capacity of ``devices`` of the profile
-    (0..1)."""
+    """Return jobs of sessions that start at Poisson times. ``share``: load over the capacity of ``devices`` devices of
+    the profile."""
     rng = random.Random(seed)
     sessions = turns.agents(longest - SYSTEM_TOKENS, PAUSE_S, TOKEN_S)
     sample = [rebased(s) for _, s in turns.stretches(sessions, EACH, 10.0, 200.0, random.Random(0))]
@@ -65,12 +65,12 @@ def arrivals(longest: int, share: float, devices: float, span_s: float, profile:
 
 
 def prompts(longest: int, seed: int) -> Prompts:
-    """Return prompts in which a session's turns are beginnings of one stream, which begins with a system prompt."""
+    """Return prompts in which the turns of a session are prefixes of one stream, which starts with a system prompt."""
     return Prompts(model.VOCABULARY, seed, longest, True, False, ANSWER_TOKENS, SYSTEMS, SYSTEM_TOKENS)
 
 
 def kept_at_best(jobs: Sequence[Job]) -> int:
-    """Return the tokens that one unlimited cache would serve, with the jobs in their order."""
+    """Return the number of tokens that one unlimited cache would serve if the jobs came in this order."""
     held: dict[int, int] = {}
     systems: set[int] = set()
     total = 0
@@ -84,7 +84,7 @@ def kept_at_best(jobs: Sequence[Job]) -> int:
 
 
 def cached_tokens(prefills: Sequence[Target]) -> float:
-    """Return the tokens that the servers have found in their prefix caches since they started."""
+    """Return the number of tokens that the servers have found in their prefix caches since they started."""
     total = 0.0
     for target in prefills:
         with urllib.request.urlopen(target.url + "/metrics", timeout=30) as reply:

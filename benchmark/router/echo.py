@@ -1,4 +1,4 @@
-"""Overhead of the routers, in front of instant back ends and under a cheap load, so that the router is measured."""
+"""Overhead of the routers: back ends are instant and the load generator is cheap, so that the router is measured."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cpu_s(server: servers.Server) -> float:
 
 
 def measured(server: servers.Server, clients: int, seconds: float, *, stream: bool) -> dict[str, float]:
-    """Run one round. The CPU time per request at the router (ms) is less sensitive to other work on the machine."""
+    """Run one round; return its figures. The router's CPU time per request (ms) is less sensitive to other work."""
     body = request({"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream})
     before = cpu_s(server)
     loop = uvloop.run(client.closed(Target(servers.HOST, server.port), [body], clients, seconds, run_in_s=0.0))
@@ -106,7 +106,7 @@ def measured(server: servers.Server, clients: int, seconds: float, *, stream: bo
 
 
 def run(args: Namespace) -> Piece:
-    """Run all routers in front of the same instant back ends: the routers on one core, all else on another."""
+    """Run all routers in front of the same instant back ends: routers on one core, all other processes on another."""
     cores, seconds, loads = sorted(os.sched_getaffinity(0)), args.seconds or 3.0, dict[str, Comparison]()
     with back_ends(PREFILLS + DECODES, args.out) as behind:
         up = routers(behind[:PREFILLS], behind[PREFILLS:], args.out, ALL)

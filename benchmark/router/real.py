@@ -1,5 +1,5 @@
-"""Clients' TTFT behind the routers, in front of the same prefill servers, with the same arrivals in each round: chats
-among documents."""
+"""TTFT of clients behind each router, with the same prefill servers and the same arrivals in each round: chats among
+documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmark.router import ALL, LAPS, STOCK, TTFT, best_other, site
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
-"""System prompts shared by many conversations, longer than a short request may be."""
+"""System prompts shared by many conversations: tokens of each (more than a short request has), and their number."""
 TURNS, TURN_TOKENS, PAUSE_S = 6, (20, 150), 1.0
 """Turns of a conversation, new tokens of each, mean pause of the user between them (seconds)."""
 DOCUMENT_TOKENS = (3000, 6000)
@@ -35,7 +35,7 @@ PATIENCE_S = 120.0
 
 
 def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list[Job]:
-    """Return jobs: conversations, each a stream that opens with a shared system prompt, and documents, all new."""
+    """Return jobs: conversations, each a stream that starts with a shared system prompt, and entirely new documents."""
     jobs = [Job(at_s, rng.randint(*DOCUMENT_TOKENS)) for at_s in poisson(documents_per_s, seconds, rng)]
     for number, begin_s in enumerate(poisson(TURNS_PER_S / TURNS, seconds, rng)):
         at_s, history = begin_s, SYSTEM_TOKENS
@@ -54,12 +54,12 @@ def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
 
 
 def run(args: Namespace) -> Piece:
-    """Measure TTFT behind each router; stock prefill servers unless LAPS's are asked for, so that the difference is the
-    router's alone. Raises ServerError or ConnectionError."""
+    """Measure TTFT behind each router. All routers have the same prefill servers, stock by default, so that only the
+    routers differ. Raises ServerError or ConnectionError."""
     device: Device = args.device
     count, own = args.prefill or 3, device.name != CPU
     names = (STOCK, LAPS) if count == TWO else ALL
-    # A smaller model than for a single server: several share the cores.
+    # Several servers share the cores, so the model is smaller than for a single server.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
     variant, seconds = LAPS_PREFILL if args.laps_prefill else FCFS, args.seconds or 20.0
     prefill, decode = ("--max-total-tokens", "65536"), ("--max-total-tokens", "262144")

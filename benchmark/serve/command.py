@@ -5,14 +5,13 @@
     python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {\\"guard\\":0.5}'
     python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
 
-Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
-ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
-to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop, or on an
-emulated device by its profile.
+Variants run in turns (A B C, C B A, ...) under the same seeded arrivals. A ratio is the median of per-round ratios with
+the interval that the rounds support, which takes at least five rounds. Open loads are a share of the capacity of stock
+fcfs (or of the first variant, if fcfs is not among them): measured in a closed loop, or simulated if emulated.
 
 Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. SGLang caches no
-prefix of such requests, so only new tokens are sent; --pd shows reuse. An emulated device caches them where the prompts
-of a workload share beginnings, and holds histories that are older than the load.
+prefix of such requests, so only new tokens are sent; --pd shows reuse. Emulated devices cache prefixes if the prompts
+of a workload share them, and hold histories that are older than the load.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def base_of(names: Sequence[str], wanted: str | None) -> str:
-    """Return the variant that others are compared with."""
+    """Return the variant that the other variants are compared with."""
     return wanted or (BASE if BASE in names else names[0])
 
 
@@ -127,7 +126,7 @@ def piece_of_open(
 
 
 def how_served(device: Device, pd: bool, new_only: bool) -> str:
-    """Return a description for the report."""
+    """Return a description of the servers, for the report."""
     path = "Router, prefill and decode server, end to end" if pd else "A prefill server alone"
     return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
@@ -135,8 +134,8 @@ def how_served(device: Device, pd: bool, new_only: bool) -> str:
 def compared(
     args: argparse.Namespace, up: Fleet | None = None, done: Callable[[Compared], None] = lambda _: None
 ) -> Iterator[tuple[Piece, Path]]:
-    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
-    ``done``: takes the answers of each open load."""
+    """Run each workload; yield its piece and folder. All workloads use the same servers: ``up``, if given. ``done``: is
+    called with the answers of each open load."""
     device, longest, say = args.device, args.device.longest, args.say
     scale = named.Scale(longest, min(longest, LONG_CHUNKS * device.chunk))
     reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
@@ -149,7 +148,7 @@ def compared(
     given = args.rounds, args.seconds, args.utilisation, args.seed
     settings = Settings(*given, longest, capacity_per_s=args.capacity)
     how = how_served(device, args.pd, new_only=not reuse)
-    # Results of the same load on this machine must stay, so use folders of their own.
+    # Emulated results have their own folders: they must not replace results of the same load on this machine.
     prefix = "emulated-" if device.emulated else ""
     folders = [(args.out or model.REPO / "out") / f"{'' if args.out else 'serve-'}{prefix}{w}" for w in args.workload]
     if args.out and len(folders) == 1:

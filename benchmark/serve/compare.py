@@ -1,6 +1,6 @@
 """Comparison of variants under one load, in turns, with the same seeded arrivals.
 
-Stock fcfs is measured first, in the same run: lone prefills, and the capacity in a closed loop of the mix.
+Stock fcfs is measured first, in the same run: lone TTFT, and capacity in a closed loop of the load's lengths.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from benchmark.sim.loads import offer
 PATIENCE_S = 60.0
 CLIENTS = 32
 LONGER = (1, 2, 4)
-"""Times as long as asked, of one attempt after the other to run a closed loop."""
+"""Factors on the duration of a closed loop, for successive attempts."""
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
 BLOCK, BLOCKS = 100, 10
 """Requests of a block in a closed loop, and number of blocks."""
 SLO_FACTOR = 10.0
-"""In time: TTFT of at most so many lone TTFTs."""
+"""A request is in time if its TTFT is at most this many lone TTFTs."""
 SIMULATED = "fcfs, simulated,"
 
 Points = dict[int, dict[str, dict[str, Any]]]
@@ -53,12 +53,12 @@ class Settings:
     longest: int
     calibrate_s: float = 5.0
     capacity_per_s: float | None = None
-    """Capacity to take for granted (requests/s); None: measured."""
+    """Given capacity (requests/s); None: measured or simulated."""
 
 
 @dataclass(frozen=True)
 class Lone:
-    """TTFT of a request that has the server to itself, by its new tokens."""
+    """TTFT of a lone request, by its new tokens."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -69,15 +69,15 @@ class Lone:
 
 
 def lengths(longest: int) -> tuple[int, ...]:
-    """Return the tokens of prompts whose lone TTFT is to be known."""
+    """Return the prompt lengths (tokens) at which the lone TTFT is measured or simulated."""
     return tuple(sorted({n for n in LADDER if n < longest} | {longest}))
 
 
 def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
-    """Measure the lone TTFT: medians. Raises ConnectionError."""
+    """Measure the median lone TTFT of each length. Raises ConnectionError."""
     tokens, seconds = lengths(longest), list[float]()
     for n in reversed(tokens):
-        # The first is not counted; long ones vary less and are repeated less often.
+        # The first request is not counted. Long prompts vary less, so they are repeated less often.
         few = repeats if n > 1024 else 3 * repeats
         bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
         took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
@@ -87,13 +87,13 @@ def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) 
 
 
 def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
-    """Return jobs in blocks of the same lengths, in another order each: any stretch has the mix that was asked."""
+    """Return jobs in blocks of the same lengths in different orders, so that any part of a loop has the wanted mix."""
     block = workload.sample(BLOCK, rng)
     return [job for _ in range(BLOCKS) for job in rng.sample(block, BLOCK)]
 
 
 def fixed_work(target: Target, bodies: Sequence[bytes], clients: int, tokens: Sequence[int]) -> Loop:
-    """Run a closed loop in which each of the bodies is asked once, and all are answered. Raises ConnectionError if one
+    """Run a closed loop that sends each body once and waits for all answers. Raises ConnectionError if a request
     fails."""
     return _answered(target, bodies, clients, math.inf, 0.0, tokens)
 
@@ -111,16 +111,16 @@ def _answered(
 def closed_loop(
     target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
 ) -> Loop:
-    """Run a closed loop, again for twice as long while Little's law does not hold: a request may have waited for all of
-    it. ``run_in_s``: time before the one that is counted, for the longest to gather until as many are answered as come.
-    Raises ConnectionError if a request fails, or the law does not hold at last."""
+    """Run a closed loop; repeat it for twice as long while Little's law does not hold, because a request may have
+    waited during the whole loop. ``run_in_s``: uncounted time until requests are answered as fast as they arrive.
+    Raises ConnectionError if a request fails, or if the law does not hold in the last loop."""
     asked = list(zip(bodies, itertools.cycle(tokens)))
     for longer in LONGER:
         raw, new = zip(*asked, strict=True)
         loop = _answered(target, raw, clients, longer * seconds, longer * run_in_s, new)
         if loop.steady.holds:
             break
-        # What was sent may be cached now: it comes again after all others.
+        # Prompts that were sent may be cached now: they come again after all other prompts.
         at = len(loop.asked) % len(asked)
         asked = [*asked[at:], *asked[:at]]
     loop.steady.require(target.url)
@@ -128,7 +128,7 @@ def closed_loop(
 
 
 def cache_histories(target: Target, prompts: Prompts, jobs: Sequence[Job]) -> None:
-    """Have the server cache what is older than the load."""
+    """Make the server cache the histories that are older than the load."""
     asyncio.run(client.one_by_one(target, prompts.histories(jobs)))
 
 
@@ -151,8 +151,8 @@ class Measured:
 
 
 def simulated(device: Device, workload: Workload, settings: Settings) -> Measured:
-    """Return what stock fcfs does on an emulated device, by its profile: closed loops of few slow requests would have
-    to be long."""
+    """Return the speed of stock fcfs on an emulated device, simulated from the profile: measured closed loops of few
+    slow requests would have to be long."""
     profile = Profile.load(device.laps["profile"])
     offered = offer(workload, settings.utilisation, profile, settings.seed, span_s=settings.span_s, chunk=device.chunk)
     tokens = lengths(settings.longest)
@@ -217,7 +217,7 @@ class Bench:
             jobs = workload.arrivals(offered, random.Random(seed))
             bodies = prompts.bodies(jobs, seed)
             if prompts.reuse:
-                # Each round begins with an empty prefix cache, except for histories that are older.
+                # Each round starts with a prefix cache that holds only the histories older than the load.
                 flush(prefill)
                 cache_histories(target, prompts, jobs)
             answers = asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
@@ -233,7 +233,8 @@ class Bench:
         return Compared(measured, Slo(SLO_FACTOR, measured.lone), answers, busy)
 
     def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
-        """Run closed loops: the same work for all, whatever it takes. Raises ConnectionError if a request fails."""
+        """Run closed loops with the same work for all variants and no time limit. Raises ConnectionError if a request
+        fails."""
         settings, points = self.settings, Points()
         for n in clients:
 

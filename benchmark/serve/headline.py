@@ -57,26 +57,26 @@ class Terms:
         return max(self.lone_s(self.longest) - self.lone_s(self.longest - self.chunk), self.lone_s(self.chunk))
 
     def long_s(self, work_s: float) -> float:
-        """Return the longest TTFT of a long prompt with ``work_s`` of long work before and in it."""
+        """Return the bound of a long prompt's TTFT (seconds). ``work_s``: lone time of the prompt and those ahead."""
         gap, short = self.gap_s, self.short_batch_s
-        # What overtakes it, a gap apart, is no larger than a short batch.
+        # Prompts that overtake the long prompt, at most one per gap, are no larger than a short batch.
         share = min(self.guard, gap / (gap + short))
-        # Up to half of the steps may belong to short requests, if they share them.
+        # Short requests that share steps can take up to half of the steps, so long work and batch count twice.
         return ((2 * work_s + 2 * self.long_batch_s) / share + gap) * stretch(gap, short) + (SAVED - 1) * short
 
     def short_s(self, tokens: int, batch_s: float) -> float:
-        """Return the longest TTFT of a short request with ``tokens`` short tokens before and in it; its batches take
-        ``batch_s``."""
+        """Return the bound of a short request's TTFT (seconds). ``tokens``: its own and those of short requests ahead;
+        ``batch_s``: time of a short batch."""
         # A batch is full when the next request does not fit.
         batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
-        # Where it does not pay to preempt, it waits for what is paused: a long batch, one that this has overtaken, and
-        # those that preempt them. The last one may share a long step.
+        # If preempting does not pay, the request waits for the paused batches: a long batch, a batch overtaken by that
+        # batch, and the batches that preempt them. The last short batch can share a long step.
         whole_s = self.long_batch_s * stretch(self.gap_s, self.short_batch_s) + (SAVED - 1) * self.short_batch_s
         return self.slice_s + (1 + batches) * (self.gap_s + DEPTH * whole_s + batch_s)
 
 
 def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
-    """Return for each request its size plus the sizes of those sent before it and still unanswered."""
+    """Return for each request its size plus the sizes of requests that were sent before and have no answer yet."""
     out = []
     for i, a in enumerate(answers):
         waiting = (b for b in answers[:i] if b.ttft_s is None or b.sent_s + b.ttft_s > a.sent_s)
@@ -123,7 +123,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
 
 
 def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
-    """Return the bounds' terms on this machine; gap and settings are read from the LAPS server."""
+    """Return the terms of the bounds on this machine; gap and settings come from the LAPS server."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None

@@ -1,11 +1,11 @@
-"""Benefit and cost of slices: a short request that meets a long batch, and long requests that meet none.
+"""Benefit and cost of slices: short requests that arrive during a long batch, and long requests alone.
 
     ./run bench slices [--rounds 5] [--tokens 8192] [--out out/slices]
     ./run bench slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time
 
-Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS. A
-slice is one layer here, the smallest possible. LAPS with ``slice_ms`` 0 is no baseline: it cuts such a prompt into
-smaller chunks instead.
+Two prefill servers, in turns, have chunks that hold the whole long prompt: stock fcfs, which runs the prompt in one
+pass, and LAPS. Here a slice is one layer, the smallest possible. LAPS with ``slice_ms`` 0 is no baseline, because it
+cuts such a prompt into smaller chunks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from benchmark.rig import BUILT_IN, FCFS, LAPS, Device, Fleet, devices
 NAMES = (FCFS, LAPS)
 SHORT_TOKENS = 64
 SHORTS, LONGS, MEETINGS = 24, 3, 12
-"""Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
+"""Requests of a round: short requests alone, long requests alone, short requests during a long one."""
 WITHIN = (0.1, 0.8)
 """Arrival of the short request, as shares of the long one's lone time."""
 HOST_MS = 1.0
-"""Most time (ms) to launch the short batch beyond the current slice."""
+"""Longest time to launch the short batch after the current slice (ms)."""
 
 
 @dataclass

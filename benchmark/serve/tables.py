@@ -18,7 +18,7 @@ RATIOS = {
 }
 """Compared figures: name in the report -> path in a round's figures."""
 OVER_FCFS = "long P90 TTFT"
-"""The ratio judged against fcfs; all others are judged against the best stock policy in that figure."""
+"""Ratio that is judged against fcfs. All other ratios are judged against the best stock policy in that figure."""
 RESULTS = (
     *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
     Column("mean", ("mean_ms",)),
@@ -69,7 +69,7 @@ def wanted(workload: str) -> dict[str, Bar]:
     """Return the bars of LAPS's ratios on a workload of ``benchmark.serve``, by their names in RATIOS."""
     # With prompts of all lengths, or mostly short ones, short requests have less to gain.
     even = workload in ("lmsys", "mooncake", "turns")
-    # The few long prompts of these wait for many shorter ones.
+    # The few long prompts of these workloads wait for many shorter prompts.
     yields = workload in ("bursty", "lmsys", "whale", "turns")
     return {
         "short P90 TTFT": bars.SHORT_P90_EVEN if even else bars.SHORT_P90,
@@ -94,7 +94,7 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
 
 
 def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], list[Figure]]:
-    """Return tables and ratios over ``base`` of closed loops; with bars on those of ``judged``."""
+    """Return tables of closed loops, and ratios over ``base``. The ratios of the variant ``judged`` have bars."""
     tables, compared, names = [], [], list(next(iter(points.values())))
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
         rows = [

@@ -1,9 +1,9 @@
-"""Workloads that nobody has chosen: random lengths, bursts, histories and loads, simulated on random devices.
+"""Random workloads: random lengths, bursts, histories and loads, simulated on random devices.
 
     python -m benchmark.sim.anything [--workloads 400]
 
-LAPS as it is, with chunks of 8,192, against the best of SGLang's policies and chunks, chosen for each workload and each
-figure anew, in hindsight. All requests count, the first and the last too.
+LAPS with its defaults and chunks of 8,192 is compared with the best of SGLang's policies and chunks, which is chosen in
+hindsight for each workload and each figure. All requests count, also the first and the last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIGURES = {
 
 
 def lengths(rng: random.Random) -> Sizes:
-    """Return random prompt lengths: one hump, every factor alike, or one or two humps and long prompts."""
+    """Return random prompt lengths: log-normal, log-uniform, or one or two log-normal parts and long prompts."""
     middle, width = rng.choice((20, 60, 150, 400, 1200)), rng.choice((0.3, 0.8, 1.4))
     low = rng.choice((800, 2000, 6000))
     long = log_uniform(low, min(LONGEST, low * rng.choice((2, 8, 30))))
@@ -53,13 +53,13 @@ def lengths(rng: random.Random) -> Sizes:
 
 
 def workload(seed: int) -> tuple[Profile, float, list[Job]]:
-    """Return a random device, a load over what fcfs serves, and the requests."""
+    """Return a random device, the load as a share of fcfs's capacity, and the requests."""
     rng = random.Random(seed)
     profile, load, draw = Profile.load(rng.choice(PROFILES)), rng.choice(LOADS), lengths(rng)
     burst, cached = rng.choice((1, 1, 4, 20)), rng.choice((0.0, 0.0, 0.3, 0.9))
     at_s, jobs = 0.0, list[Job]()
     for _ in range(rng.choice(REQUESTS)):
-        # A burst of so many on average; between two bursts as long as that many requests take to come.
+        # Bursts have ``burst`` requests on average. Mean pauses are as long, so the rate does not depend on ``burst``.
         at_s += rng.expovariate(1.0 / burst) if rng.random() < 1.0 / burst else 0.0
         new = draw(rng)
         history = int(new * rng.uniform(0.0, 6.0)) if rng.random() < cached else 0
@@ -69,7 +69,7 @@ def workload(seed: int) -> tuple[Profile, float, list[Job]]:
 
 
 def figures(name: str, chunk: int, profile: Profile, jobs: Sequence[Job]) -> list[float]:
-    """Return FIGURES of one policy."""
+    """Return the values of FIGURES for one policy."""
     record = run(VARIANTS[name], Trace(list(jobs)), profile, chunk=chunk, overlap=True).record
     at, ttft, new = (np.asarray(found) for found in (record.at, record.ttft, record.new))
     slowdown = ttft / lone_s(profile, new, np.asarray(record.cached), CHUNK)
@@ -80,7 +80,7 @@ def figures(name: str, chunk: int, profile: Profile, jobs: Sequence[Job]) -> lis
 
 
 def ratios(seed: int) -> dict[str, Any]:
-    """Return a random workload in words, and LAPS's figures over those that FIGURES names."""
+    """Return a summary of a random workload, and the ratios of LAPS's figures to the stock figures in FIGURES."""
     profile, load, jobs = workload(seed)
     mine = figures("laps", CHUNK, profile, jobs)
     stock = {one: figures(*one, profile, jobs) for one in STOCK}

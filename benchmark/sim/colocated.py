@@ -32,18 +32,18 @@ KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
 SHORT_S, LONG_S, TBT_S = 0.4, 4.0, 0.1
 """Objectives of goodput (seconds)."""
 STREAMS, SPAN_S, PROMPT_SHARE = 32, 40.0, 0.5
-"""Streams beside prompts of 8,192 tokens: how many, for how long, and the share of the device that the prompts take."""
+"""Streams beside prompts of 8,192 tokens: their number and duration (seconds), and the prompts' share of the device."""
 LENGTHS, ANSWERS = mix(lmsys(256), log_uniform(1024, 8192), 0.2), log_uniform(32, 512)
 """Chat with documents: tokens of prompts and of answers."""
 CLIENTS = 192
 """Clients of the closed loop in which rates are compared."""
 AGENTS_LONGEST = 16_384
-"""Agents: prompts are cut to so many tokens."""
+"""Longest prompt of agents (tokens); longer prompts are cut."""
 HEADS = (
     "", "between tokens P50", "P99", "longest", "short P90", "long P90", "mean TTFT", "requests/s", "in time",
 )  # fmt: skip
 TRIED = 3
-"""Stock settings whose goodput is looked for: those with the most in time at the given load."""
+"""Number of stock settings whose goodput is searched: those with the most requests in time at the given load."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Chats(Closed):
 
 @dataclass
 class Study:
-    """One model."""
+    """Study of one model."""
 
     model: str
     profile: Profile
@@ -66,21 +66,21 @@ class Study:
 
     @property
     def question(self) -> Question:
-        """One server, and the objectives."""
+        """Return the question to the planner: one server, and the objectives."""
         return Question(self.profile, 1, SHORT_S, LONG_S, TBT_S, KV_TOKENS[self.model])
 
     def judge(self, name: str, value: float, bar: Bar) -> None:
-        """Note a figure."""
+        """Add a figure with its bar, and print it."""
         self.piece.judge(f"{self.model}: {name}", value, bar)
         print(self.piece.figures[-1], flush=True)
 
     def note(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], data: Any) -> None:
-        """Note a table and what is behind it."""
+        """Add a table and its raw data."""
         self.piece.tables.append(Table(f"{self.model}: {title}", heads, rows))
         self.piece.data.setdefault(self.model, {})[title] = data
 
     def beside_long_prompts(self) -> None:
-        """How long streams wait for a token while prompts of 8,192 come."""
+        """Judge the time between tokens of streams while prompts of 8,192 tokens arrive."""
         step_s = self.profile.decode_s(STREAMS, 1000 * STREAMS)
         target_s = max(LEAST_TARGET_S, TIMES * step_s)
         rng = random.Random(f"{self.seed} streams")
@@ -108,13 +108,13 @@ class Study:
             self.judge(f"between tokens, {name}, laps / stock as it is", laps[name] / default[name], bars.COLOCATED_TBT)
 
     def chat(self) -> Traffic:
-        """Chat with documents at one request per second."""
+        """Return a chat with documents at one request per second."""
         rng = random.Random(f"{self.seed} chat")
         jobs = [Job(at, LENGTHS(rng), output=ANSWERS(rng)) for at in poisson(1.0, float(self.requests), rng)]
         return Traffic(jobs, "chat with documents")
 
     def under_load(self, load: float) -> None:
-        """TTFT under load, LAPS over the best of stock."""
+        """Judge TTFT under load: LAPS over the best stock setting."""
         trials = self._trials(self.chat(), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         laps, default = rows[0], next(r for r in rows if r.serving == DEFAULT)
@@ -130,7 +130,7 @@ class Study:
         self._goodput("chat with documents", trials, rows)
 
     def at_saturation(self) -> None:
-        """Requests/s of a closed loop, LAPS over the best of stock."""
+        """Judge requests/s of a closed loop: LAPS over the best stock setting."""
         q, rows = self.question, []
         for serving in (Serving(LAPS), q.laps_in_time(), *stock()):
             loop = Chats(LENGTHS, CLIENTS, self.requests, self.seed)
@@ -144,11 +144,11 @@ class Study:
             self.judge(f"requests/s at saturation, {against}", over, bar)
 
     def agents(self, load: float) -> None:
-        """Goodput of coding agents."""
+        """Judge the goodput of coding agents."""
         rng = random.Random(f"{self.seed} agents")
         sessions = turns.agents(AGENTS_LONGEST, THINK_S, TOKEN_S)
         jobs = turns.jobs(turns.stretches(sessions, TURNS, 1.0, float(self.requests), rng), float(self.requests))
-        # Turns tell their answers: none is drawn.
+        # The turns have answer lengths, so none is drawn.
         trials = self._trials(answered(Traffic(jobs, "agents"), lambda _: (1, 1), self.seed), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)

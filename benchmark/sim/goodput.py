@@ -25,7 +25,7 @@ from benchmark.sim.loads import SAMPLE, capacity
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
 MOST = 3.0
-"""Highest rate tried, over the capacity of stock fcfs: who leaves out the largest prompts answers more than it can."""
+"""Highest rate tried, over the capacity of stock fcfs. A policy without the largest prompts can exceed 1."""
 STEPS = 8
 """Bisection steps in the search for the highest rate."""
 WARM = 0.1
@@ -73,7 +73,7 @@ class Study:
     """True if each task must be in time, not all requests together."""
 
     def in_time(self, way: Way, rate: float, scale: float) -> float:
-        """Return the share of the requests in time (0..1): of all of them, or with ``each`` of the worst task."""
+        """Return the share of requests in time (0..1): of all requests, or with ``each``, of the worst task's."""
         met, due = Counter[float](), Counter[float]()
         for seed in self.seeds:
             rows = tasks.jobs(rate, self.requests, self.model, scale, seed)

@@ -1,4 +1,4 @@
-"""Loads of the studies: open ones at a share of what stock serves, clients in closed loops, and deadlines."""
+"""Loads of the simulated studies: open loads at a share of stock's capacity, closed loops, and deadlines."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ WHALE = named.Scale(16_384, 16_384)
 SHORT = lmsys(256)
 MIX = mix(SHORT, log_uniform(1024, 8192), 0.05)
 DEADLINE = 3.0
-"""Over the time that a request takes alone."""
+"""Deadline of a request, over its lone TTFT."""
 FAR_S, NEAR_S, LATER_S = TURNAROUND_S, (0.1e-3, 0.3e-3), 20e-3
-"""How soon clients send again: uniform between two; mean, exponential (seconds)."""
+"""Pauses of clients (seconds): two uniform between bounds (FAR_S, NEAR_S), one exponential with mean LATER_S."""
 NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
-"""Time of an answer and of a request between a near client and the scheduler (seconds)."""
+"""Time of an answer and of a request between the scheduler and a near client (seconds)."""
 BURST, BURST_RATE = 6.0, 0.5
-"""Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
+"""Mean number of requests in a burst, and the share of a device that they would keep busy one by one (0..1)."""
 TIGHT = 80_000, 1.0
-"""KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
+"""KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's KV."""
 RANKS_PER_S = {"azure_conv": 30.8, "mooncake_synthetic": 2.38, "agents": 1.33}
-"""Requests/s of ranks that plan together, 8 of DeepSeek-V3: 70% of what fcfs with its best chunk serves."""
+"""Requests/s of eight DeepSeek-V3 ranks that plan together: 70% of what fcfs with its best chunk serves."""
 RANKS_LONGEST, THINK_S, TOKEN_S, TURNS = 131_072, 30.0, 0.02, 11
-"""Longest prompt there (tokens); longest pause of agents, and a token of their output (seconds); turns of a session,
-around a random one of them."""
+"""Loads of ranks: longest prompt (tokens); longest pause of agents, and time per output token (seconds); number of
+turns of a session that are replayed, around a random turn."""
 TASKS = "tasks"
 """FlowPrefill's tasks."""
 AGENTS_S = 2400.0
-"""Length of a simulation of agents there (seconds); of the other loads each seed has a third of the trace."""
+"""Duration of a simulation of agents on ranks (seconds). In other loads of ranks, a seed has a third of the trace."""
 SERVERS = 4
 """Prefill servers behind a router."""
 SAMPLE = 600
@@ -50,8 +50,8 @@ LONGEST_S = 150.0
 LEAST_LONG = 8
 """Least number of long requests in an open load, if ``LONGEST_S`` allows."""
 Kind = Literal["policy", "memory", "group", "router", "divided"]
-"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router, of a
-router with two pools from the start."""
+"""Rules that a load tests: of one server, of a server whose memory runs out, of ranks that plan together, of a router,
+or of a router with two pools from the start."""
 
 
 class Pause(NamedTuple):
@@ -60,15 +60,15 @@ class Pause(NamedTuple):
     low_s: float
     high_s: float
     later: float = 0.0
-    """Share of pauses that are LATER_S on average (0..1)."""
+    """Share of pauses that are exponential with mean LATER_S (0..1)."""
 
     @property
     def mean_s(self) -> float:
-        """Mean."""
+        """Return the mean pause (seconds)."""
         return (1.0 - self.later) * (self.low_s + self.high_s) / 2 + self.later * LATER_S
 
     def drawn(self, u: float) -> float:
-        """From a uniform number (0..1)."""
+        """Return the pause (seconds) for a uniform random number ``u`` (0..1)."""
         if u < self.later:
             return -LATER_S * math.log1p(-u / self.later)
         return self.low_s + (self.high_s - self.low_s) * (u - self.later) / (1.0 - self.later)
@@ -79,7 +79,7 @@ FAR, NEAR, UNEVEN = Pause(*FAR_S), Pause(*NEAR_S), Pause(*NEAR_S, later=0.5)
 
 @dataclass
 class Loop(Closed):
-    """A closed loop whose clients come back after pauses of their own."""
+    """Closed loop whose clients make pauses of type ``pause``."""
 
     pause: Pause = FAR
 
@@ -106,9 +106,9 @@ def offer(
     span_s: float = math.inf,
     chunk: int = CHUNK,
 ) -> named.Offer:
-    """Return a load at a share of stock fcfs's capacity, which is that of the workload's sample with all of it waiting.
+    """Return a load at a share of stock fcfs's capacity, simulated with a sample of the workload that waits as a whole.
 
-    It lasts for ``requests`` of them, at most ``span_s`` seconds.
+    The load lasts for ``requests`` requests, at most ``span_s`` seconds.
     """
     rate = capacity(workload.sample(SAMPLE, random.Random(f"{seed} sample")), profile, chunk)
     span_s = min(span_s, requests / (share * rate) if requests else math.inf)
@@ -122,28 +122,28 @@ class Load:
     what: named.Workload | Sizes | str
     """Workload of an open load, lengths of a closed loop or of bursts, TASKS, name in RANKS_PER_S."""
     share: float = 0.0
-    """Offered work over what stock serves on one server."""
+    """Offered work per server, over stock's capacity on one server."""
     requests: int = 1000
-    """Requests of one simulation, at least."""
+    """Requests of one simulation, before LONGEST_S and LEAST_LONG apply."""
     clients: int = 0
-    """Clients of a closed loop; 0: it is an open load."""
+    """Clients of a closed loop; 0 for an open load."""
     pause: Pause = FAR
-    """Pause of its clients."""
+    """Pause of the clients."""
     near: bool = False
-    """Clients have their answers, and the scheduler its requests, almost at once."""
+    """True if answers reach the clients, and requests the scheduler, almost at once."""
     deadlines: bool = False
-    """Each request has one: that of its task, or DEADLINE times what it takes alone."""
+    """True if each request has a deadline: that of its task, or DEADLINE times its lone TTFT."""
     kind: Kind = "policy"
     servers: int = 1
     memory: tuple[int, float] | None = None
-    """KV tokens, and seconds until those of a prompt are fetched; None = without limit."""
+    """KV tokens, and seconds until the KV of a prompt is fetched; None for unlimited memory."""
 
     def profile(self, one: Profile) -> Profile:
-        """Return the profile as these clients see it."""
+        """Return the profile; for near clients, with the reply and front times of near clients."""
         return replace(one, reply_s=NEAR_REPLY_S, front_s=NEAR_FRONT_S) if self.near else one
 
     def stream(self, profile: Profile, requests: int, seed: int) -> Stream:
-        """Return a new stream of so many requests."""
+        """Return a new stream of about ``requests`` requests; loads of ranks have a length of their own."""
         if self.what == TASKS:
             return Trace(_of_tasks(self.share, profile.name, requests, seed))
         if isinstance(self.what, str):
@@ -158,7 +158,7 @@ class Load:
 
 @cache
 def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
-    """Return the jobs of an open load, for longer where there are too few long ones."""
+    """Return the jobs of an open load, which lasts longer if there are too few long prompts."""
     assert isinstance(load.what, named.Workload)
     profile, share = Profile.load(name), load.servers * load.share
     offered = offer(load.what, share, profile, seed, requests=requests, span_s=LONGEST_S)

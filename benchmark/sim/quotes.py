@@ -1,8 +1,8 @@
-"""Quoted times to first token against what became of them, in the simulator.
+"""Quoted times to first token against the outcomes, in the simulator.
 
     python -m benchmark.sim.quotes [--profiles NAME...] [--loads NAME...] [--shares 0.5 0.85] [--overlap]
 
-Each load runs at shares of what stock fcfs can do; all outcomes count, the first too.
+Each load runs at shares of stock fcfs's capacity. All outcomes count, also the first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Worth of each rule of the policy: they are taken out one at a time, on the same arrivals, simulated.
+"""Worth of each rule of the policy: the rules are taken out one at a time, on the same simulated arrivals.
 
     python -m benchmark.sim.rules [--rules NAME...] [--loads NAME...] [--profiles NAME...] [--seeds 3] [--times 1]
 
-A ratio is a figure without the rule over the same with it, the geometric mean over seeds. It counts as moved where it
-is off by more than 3% and every seed is on the same side of 1.
+A ratio is a figure without the rule over the same figure with it, as geometric mean over seeds. A figure has moved if
+its ratio differs from 1 by more than 3% and every seed is on the same side of 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLACES: Mapping[Kind, Sequence[str]] = {
     "policy": PROFILES, "memory": (PROFILES[0], PROFILES[2]), "group": (GROUP,), "router": PROFILES[:2],
     "divided": PROFILES[:2],
 }  # fmt: skip
-"""Profiles that each kind of rules is tried with; in the overlap loop, which groups do not have."""
+"""Profiles with which each kind of rules is simulated. All kinds but "group" use the overlap loop."""
 FIRST_SEED = 101
 WARM = 0.05
 """Share of an open load's time that is not counted."""
@@ -57,7 +57,7 @@ COLUMNS = tuple(
 
 @dataclass(frozen=True)
 class Seen:
-    """One simulation, its run-in left out. Times in seconds; not a number where there were no such requests."""
+    """Figures of one simulation without its run-in. Times in seconds; NaN if there were no such requests."""
 
     short_p90_s: float
     long_p90_s: float
@@ -65,9 +65,9 @@ class Seen:
     slowdown: float
     requests_per_s: float
     in_time: float
-    """Share of requests within their deadlines (0..1); not a number where they have none."""
+    """Share of requests within their deadlines (0..1); NaN if there are no deadlines."""
     littles_ratio: float
-    """Little's ratio of a closed loop; not a number for an open one."""
+    """Little's ratio of a closed loop; NaN for an open load."""
 
     @classmethod
     def of(cls, o: Outcome, load: Load, due_s: Mapping[float, float]) -> Seen:
@@ -90,7 +90,7 @@ class Seen:
 
 
 class Effect(NamedTuple):
-    """One figure without a rule over the same with it."""
+    """One figure without a rule over the same figure with it."""
 
     ratio: float
     """Geometric mean over seeds."""
@@ -99,12 +99,12 @@ class Effect(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Return True if this is more than chance and rounding."""
+        """Return True if the effect is more than chance and rounding."""
         return self.agreed and abs(math.log(self.ratio)) > math.log1p(MOVED)
 
     @classmethod
     def of(cls, without: Sequence[float], today: Sequence[float]) -> Effect | None:
-        """Compare two figures, seed by seed; None where there is none of them."""
+        """Compare a figure without and with the rule, seed by seed. Return None if no seed has positive values."""
         logs = [math.log(a / b) for a, b in zip(without, today, strict=True) if a > 0.0 and b > 0.0]
         if not logs:
             return None
@@ -116,7 +116,7 @@ Effects = dict[str, Effect]
 
 
 def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
-    """Return every figure without the rule over that with it."""
+    """Return the effect of the rule on each figure."""
     found = {name: Effect.of(*([getattr(s, name) for s in seen] for seen in (without, today))) for name in LETTERS}
     return {name: effect for name, effect in found.items() if effect is not None}
 
@@ -132,13 +132,13 @@ class Case(NamedTuple):
 
 
 Found = dict[str, dict[Case, Effects]]
-"""By the name of the rule."""
+"""Rule name -> case -> effects."""
 Today = dict[Case, list[Seen]]
-"""Figures with all rules, of each seed."""
+"""Figures with all rules: one entry per seed."""
 
 
 def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, times: int) -> Seen:
-    """Run one simulation, without `rule` if there is one. `times`: so many times the requests."""
+    """Run one simulation, without `rule` if there is one. `times`: factor on the number of requests."""
     seen_as = load.profile(profile)
     stream = load.stream(seen_as, times * load.requests, seed)
     alloc = {"initial_short": SERVERS // 2} if load.kind == "divided" else {}
@@ -153,7 +153,7 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, tim
 
 
 def tried(case: Case, names: Sequence[str], seeds: Sequence[int], times: int) -> tuple[list[Seen], dict[str, Effects]]:
-    """Return the figures of one case with all rules, and the effects of those in ``names`` that are for it."""
+    """Return the figures of one case with all rules, and the effects of the rules in ``names`` that apply to it."""
     load = LOADS[case.load]
     once = partial(simulated, load, Profile.load(case.profile), times=times)
     today = [once(None, seed=seed) for seed in seeds]
@@ -162,7 +162,7 @@ def tried(case: Case, names: Sequence[str], seeds: Sequence[int], times: int) ->
 
 
 def study(names: Sequence[str], args: argparse.Namespace) -> tuple[Found, Today]:
-    """Return the effects of each rule, and the figures with all of them; a case on each core."""
+    """Return the effects of each rule, and the figures with all rules; one case runs on each core."""
     kinds = {rule.kind for rule in ALL if rule.name in names}
     cases = [
         Case(profile, name)
@@ -189,13 +189,13 @@ def cell(by: Effects) -> str:
 
 
 def largest(cases: Mapping[Case, Effects]) -> tuple[Case, str, Effect] | None:
-    """Return where what moved most, and by how much; None where nothing did."""
+    """Return the case, figure and effect that moved most; None if no figure moved."""
     moved = [(c, name, e) for c, by in cases.items() for name, e in by.items() if e.moved]
     return max(moved, key=lambda one: abs(math.log(one[2].ratio)), default=None)
 
 
 def summary(found: Found, rules: Sequence[Rule]) -> Table:
-    """Return a line for each rule."""
+    """Return a table with a row for each rule."""
     rows = []
     for rule in rules:
         cases = found[rule.name]
@@ -220,7 +220,7 @@ def matrix(found: Found, rules: Sequence[Rule], profile: str) -> Table:
 
 
 def raw(found: Found, today: Mapping[Case, Sequence[Seen]]) -> dict[str, Any]:
-    """Return what goes into the piece (JSON-ready)."""
+    """Return the raw data of the piece (JSON-ready)."""
     return {
         "effects": {
             rule: [{**c._asdict(), **{name: [e.ratio, e.agreed] for name, e in by.items()}} for c, by in cases.items()]
@@ -242,7 +242,7 @@ def options(p: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Piece:
-    """Take out the rules that are asked for."""
+    """Measure the effects of the rules in ``args.rules``."""
     rules = [r for r in ALL if r.name in args.rules]
     found, today = study([r.name for r in rules], args)
     text = (

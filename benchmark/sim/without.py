@@ -1,4 +1,4 @@
-"""The rules of the policy, and how each is taken out from outside: by a knob, or by a patch while a simulation runs."""
+"""The rules of the policy, and ways to take each out from outside: by a knob, or by a patch during a simulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from benchmark.sim.loads import Kind
 
 Patch = AbstractContextManager[Any]
 put: Callable[[Any, str, Any], Patch] = mock.patch.object
-"""Another value for an attribute of a module or a class, while the context lasts."""
+"""Context manager that replaces an attribute of a module or a class while it lasts."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,31 @@ class Rule:
 
     name: str
     instead: str
-    """In a few words."""
+    """Behaviour of the policy without the rule, in a few words."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     patches: Sequence[Patch] = ()
     deadlines: bool = False
-    """True for a rule that does nothing where no request has a deadline."""
+    """True for a rule that does nothing if no request has a deadline."""
     bound: str = ""
-    """The promise that needs it, whatever its figures."""
+    """Promise that needs the rule, even if no figure does."""
     kind: Kind = "policy"
     alloc: Mapping[str, Any] = field(default_factory=dict)
     """Knobs of the router."""
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """The policy without it."""
+        """Run the enclosed simulation without the rule."""
         with ExitStack() as stack:
             for patch in self.patches:
                 stack.enter_context(patch)
             yield
 
 
-# -- what is done instead
+# -- replacements of rules
 
 
 def _returns(value: Any) -> Callable[..., Any]:
-    """In place of a method: whatever it is asked."""
+    """Return a method that always returns ``value``."""
     return lambda *_, **__: value
 
 
@@ -72,7 +72,7 @@ def _by_arrival(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
 
 
 def fills(items: Sequence[Waiting], sizes: Sizes, *, budget: int, **_: Any) -> list[int]:
-    """In place of ``pack``: in order until the chunk is full, the last one cut."""
+    """Pick requests in order until the chunk is full and cut the last one, in place of ``pack``."""
     picked: list[int] = []
     room, slot_taken = budget, False
     for i, item in enumerate(items):
@@ -133,8 +133,8 @@ RULES = (
     Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
 
-# -- rules beyond those of one server's policy: for memory that runs out, for ranks that plan together, for the router;
-# not copies of shared prefixes, for no two simulated sessions share any
+# -- rules beyond one server's policy: for memory that runs out, for ranks that plan together, for the router. Copies of
+# shared prefixes are not among them, because no two simulated sessions share a prefix.
 
 
 def _everything(self: Ask, *_: Any) -> int:

@@ -1,8 +1,8 @@
-"""Prefix caches of servers that have no decode server.
+"""SGLang plugin: prefix caches of servers that have no decode server.
 
-Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, like others. A request with the custom parameter
-``held_tokens`` has so many tokens of its prompt in the cache when it comes, though nothing computed them: what emulated
-devices compute means nothing, and a session that began before the load is to find its history.
+Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, like other prompts. When a request with the custom
+parameter ``held_tokens`` arrives, the server caches that many tokens of its prompt without computing them: results of
+emulated devices mean nothing, and a session that started before the load must find its history.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load() -> None:
-    """Stand around SGLang's requests and their handling; entry point of ``sglang.srt.plugins``."""
+    """Wrap SGLang's ``Req`` and its scheduler's request handler; entry point of the group ``sglang.srt.plugins``."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
     from sglang.srt.managers.schedule_batch import Req
@@ -37,9 +37,9 @@ def load() -> None:
 
 
 def hold(cache: Any, ids: Any) -> None:
-    """Have these tokens in a prefix cache with pages of one token, in place of what was used least lately.
+    """Put these tokens into a prefix cache with pages of one token; evict the least recently used tokens for them.
 
-    Raises MemoryError if what is in use leaves no room for them.
+    Raises MemoryError if the tokens in use leave too little memory.
     """
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.common import evict_from_tree_cache
@@ -49,5 +49,5 @@ def hold(cache: Any, ids: Any) -> None:
     slots = cache.token_to_kv_pool_allocator.alloc(len(ids))
     if slots is None:
         raise MemoryError(f"no memory for a history of {len(ids)} tokens")
-    # It frees the slots of what was there before.
+    # ``insert`` frees the duplicate slots of tokens that were cached before.
     cache.insert(InsertParams(key=RadixKey(ids), value=slots))

@@ -1,7 +1,7 @@
 """CPU attention that computes a chunk's new tokens only.
 
-SGLang's own computes each chunk over the whole prefix. No device does that, and small chunks would look worse than they
-are. Installed in all compared servers, stock ones too.
+SGLang's own CPU attention computes each chunk over the whole prefix. No device does that, and small chunks would look
+worse than they are. All compared servers use this plugin, also the stock servers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def extend(
     enable_gqa: bool = False,
     **__: Any,
 ) -> torch.Tensor:
-    """Compute causal attention of ``new`` tokens of each request to all ``lengths``, ``before`` of which are
-    computed."""
+    """Compute causal attention of each request's ``new`` tokens to all its ``lengths`` tokens, of which ``before``
+    tokens are already computed."""
     at = 0
     for row, total, old, count in zip(rows.tolist(), lengths.tolist(), before.tolist(), new.tolist(), strict=True):
         held = places[row, :total]
