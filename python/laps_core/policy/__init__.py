@@ -1,1 +1,1 @@
-"""Which batch runs next: the pacer, and the rules it asks."""
+"""Choice of the next batch: the pacer, and the rules that the pacer asks."""

@@ -1,10 +1,10 @@
-"""Short requests that come together: how many more of a group are to be expected, and how soon.
+"""Groups of short requests that arrive together: how many more requests of a group are expected, and how soon.
 
-A group is what comes within the window after an event. After a *batch* its clients come back, in a closed loop; after
-the *first request* on an empty server comes the rest of its burst. Groups of the same kind tell what is to come.
+A group consists of the requests in the window after an event: after a *batch*, the next requests of its clients
+(closed loop); after the *first request* on an empty server, its burst. Groups of the same kind predict later groups.
 
-One sequential user is never waited for, however fast: all of its batch is back when it is back, and nobody follows it.
-A plain rate of arrivals cannot tell: the fastest single user has the highest rate.
+The server never waits for a single sequential user, however fast: when that user is back, the group is complete. A
+plain arrival rate cannot show this, because the fastest single user has the highest rate.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _REMEMBERED = 24
-"""So many groups of a kind tell what is to come."""
+"""Number of earlier groups of each kind that are remembered for predictions."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Requests that came after one event."""
+    """Requests that arrived after one event."""
 
     at_s: float
     size: int
-    """How many may come."""
+    """Most requests that can arrive."""
     came: int = 0
     last_s: float = 0.0
-    """How long after the event the last one came, at least."""
+    """Shortest possible time from the event to the last arrival (seconds)."""
     seen_s: float = 0.0
-    """How long after the event the last one was seen."""
+    """Time from the event until the last arrival was seen (seconds)."""
 
 
 class Groups:
     """The groups of one kind. Times are seconds of one clock.
 
-    Of two events at the same time the one reported first came first: clocks may be coarse, and a client that comes back
-    at the very moment its batch is done has come back.
+    Events with the same time happened in the order in which they were reported, because clocks can be coarse: a client
+    that comes back at the very moment when its batch ends belongs to the group of that batch.
     """
 
     def __init__(self, horizon_s: float) -> None:
-        """A request later than ``horizon_s`` after the event does not belong to its group."""
+        """``horizon_s``: a group ends this time after its event."""
         self._horizon_s = horizon_s
         self._groups: deque[_Group] = deque(maxlen=_REMEMBERED + 1)
 
     @property
     def at_s(self) -> float:
-        """When the last event was; minus infinity before the first."""
+        """Time of the last event; minus infinity before the first event."""
         return self._groups[-1].at_s if self._groups else -math.inf
 
     def begin(self, now: float, size: int) -> None:
-        """An event: up to ``size`` requests may come after it."""
+        """Start a group: up to ``size`` requests can arrive after the event at ``now``."""
         self._groups.append(_Group(now, size))
 
     def add(self, n: int, earliest_s: float, now: float) -> None:
-        """``n`` requests came between ``earliest_s``, when last looked for, and ``now``."""
+        """Count ``n`` requests that arrived between ``earliest_s``, the last look for arrivals, and ``now``."""
         group = next((g for g in reversed(self._groups) if g.at_s <= earliest_s), None)
         if group and group.came < group.size and earliest_s - group.at_s <= self._horizon_s:
             group.came = min(group.size, group.came + n)
@@ -62,11 +62,12 @@ class Groups:
             group.seen_s = max(group.seen_s, now - group.at_s)
 
     def chance(self, now: float, until: float, room: int) -> float:
-        """Return how likely the rest of the last group is there by ``until`` (0..1); 0 if nobody is to be expected.
+        """Return the probability (0..1) that the rest of the last group arrives before ``until``.
 
-        That is the share of earlier groups, among those of which as many had come, that went on and were complete by
-        then. Those that were seen only later, but may have been, tell nothing; if none tells anything it is tried.
-        0 if not all that may come find ``room``.
+        Only earlier groups of which at least the same share arrived are compared: the result is the share of them that
+        went on and were complete by then. Groups whose last arrival can lie on either side of that time do not count;
+        if no group is left the result is 1, to try a hold. It is 0 if no group can be compared, after the horizon, or
+        if the ``room`` (requests) is too small for all requests that can still arrive.
         """
         if now - self.at_s > self._horizon_s:
             return 0.0
@@ -74,7 +75,7 @@ class Groups:
         return self._chance(earlier, group, until - group.at_s, room)
 
     def chance_of_next(self, size: int, within_s: float, room: int) -> float:
-        """Return how likely a group that is to come, of this size, is there so soon after its event (0..1)."""
+        """Return the probability (0..1) that the next group (``size`` requests) arrives within ``within_s``."""
         return self._chance(list(self._groups)[:-1], _Group(0.0, size), within_s, room)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Batches of long prompts: first in order, and those who join as long as that pays. Beyond the paper."""
+"""Batches of long prompts: the first prompt in order, and further prompts while adding them pays. Beyond the paper."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 def pack(
     items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, left_s: float | None = None
 ) -> list[int]:
-    """Indices of the first of `items`, and of those behind it that it pays to take along, in order.
+    """Return the indices of the first of `items` and of the later prompts that are worth adding, in order.
 
-    An idle server runs small batches, each first token as early as can be; a loaded one fills them. Only a prompt of
-    its own is cut: the piece of another would delay a batch and be a first token to nobody. Where the first has to end
-    within `left_s` (seconds), others go along that fit into that time (FlowPrefill, SLO-aware batching).
+    An idle server runs small batches, so that each first token comes early; a loaded server fills its batches. Only a
+    prompt alone in its batch is cut: a part of another prompt would delay the batch and give no first token. If the
+    batch must end within `left_s` (seconds), prompts join that fit into that time (FlowPrefill, SLO-aware batching).
 
-    items: in the order to serve them. budget: new tokens a batch may hold. waiting: requests that wait, these included.
-    A batch holds one prompt in progress at most, as SGLang has one slot for it.
+    items: in service order. budget: new tokens that the batch may hold. waiting: all waiting requests, with `items`.
+    A batch holds at most one prompt in progress, because SGLang has one slot for such a prompt.
     """
     picked: list[int] = []
     room, slot_taken = budget, False
@@ -47,19 +47,19 @@ def pack(
 
 
 def ends_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
-    """Time within which a batch has to end for its first prompt to be in time, less the fixed time of its step
-    (seconds); None without a deadline, or if that one is too late."""
+    """Return the time within which a batch must end so that its first prompt is in time, less the fixed time of a step
+    (seconds). None if that prompt has no deadline or can no longer meet it."""
     slack = slack_s(first, sizes.work_s(first), now)
     return slack + sizes.work_s(first) - (sizes.fixed_s or 0.0) if 0.0 <= slack < math.inf else None
 
 
 def oldest_of(longs: Sequence[Waiting]) -> int:
-    """Index of the prompt that has waited longest."""
+    """Return the index of the prompt that has waited longest."""
     return min(range(len(longs)), key=lambda i: longs[i].since_s)
 
 
 class LongBatches:
-    """Makes the batches of long prompts. Times are seconds of one clock, lengths tokens."""
+    """Builder of batches of long prompts. Times are seconds of one clock, lengths are tokens."""
 
     def __init__(self, order: str, sizes: Sizes, gap: Gap, guard: Guard) -> None:
         """`order`: a name in ORDERS."""
@@ -70,8 +70,8 @@ class LongBatches:
         self, plan: Plan, now: float, longs: Sequence[Waiting], waiting: int, *, joining: Sequence[Waiting] = (),
         oldest_first: bool | None = None,
     ) -> Plan:  # fmt: skip
-        """The plan with the next long batch. `waiting`: how many wait in all. `joining`: short requests that share the
-        step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
+        """Return the plan with the next long batch. `waiting`: number of waiting requests. `joining`: short requests
+        that share the step if it cannot be paused. `oldest_first`: the oldest prompt leads; None: the guard decides."""
         if not longs:
             return plan
         sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
@@ -93,7 +93,7 @@ class LongBatches:
         return plan._replace(mixed=joined > 0, account=account)
 
     def cut(self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0) -> Plan:
-        """The plan with a batch of these, of which the last is cut where the budget (tokens) ends."""
+        """Return the plan with a batch of `picked`, the last cut at `budget`. `joining`: tokens of short requests."""
         sizes, picked = self._sizes, tuple(picked[:LOOKAHEAD])
         batch = [longs[i] for i in picked]
         tokens = min(budget, sum(w.tokens for w in batch))

@@ -1,12 +1,12 @@
-"""When a decode step goes before prompts, on a server that prefills and decodes. Beyond the paper.
+"""Timing of decode steps on a server that prefills and decodes. Beyond the paper.
 
-A token before its time is worth nothing: a step has a deadline and no weight. It runs as late as still meets the
-deadline, given what would run before it; what is left goes to prompts by the other rules.
+A token that comes early is worth nothing, so a decode step has a deadline and no weight. The step runs as late as its
+deadline allows, given the work that would run before it. All other time goes to prompts, by the other rules.
 
-A batch that is not to be paused carries a row of each stream where that is less work than a step of its own: the
-weights are read once for both. So the step that comes next anyhow is done early, at the price of its rows. And a step
-that is due takes short requests along which may not preempt yet, as many as at most double its time: they save a step.
-Where all requests have deadlines, rows go with both classes (``together``).
+A prefill batch without pauses carries a row of each stream if that is less work than a separate step: the weights are
+read once for both. So the next step runs early, at the price of its rows. A step that is due takes along short
+requests that may not preempt yet, as many as at most double its time: this saves a step. If all requests have
+deadlines, a step for both classes carries the rows (``together``).
 """
 
 from __future__ import annotations
@@ -24,76 +24,76 @@ from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
-"""The derived target: so many times what a step takes alone. Steps then take a quarter of the device at most."""
+"""Derived target, in multiples of the time of a step. Decode steps then take at most a quarter of the device."""
 LEAST_TARGET_S = 0.05
-"""The derived target is no shorter."""
+"""Shortest derived target (seconds)."""
 PROMPT_SHARE = 0.5
-"""Share of the device that stays with prompts, whatever the target."""
+"""Share of the device that stays with prompts, whatever the target (0..1)."""
 OWED = PROMPT_SHARE / (1.0 - PROMPT_SHARE)
-"""Seconds that prompts have for each second of decoding."""
+"""Seconds owed to prompts for each second of decoding."""
 REMEMBERED = 32
-"""Steps whose time is remembered: they grow and shrink with the streams."""
+"""Latest decode steps whose time is remembered: step times change with the number of streams."""
 
 
 class Decode:
     """Deadlines of the decode steps of one server. Times are seconds of one clock.
 
-    Bound: while prompts wait, what streams have had is owed to prompts, OWED times; a step waits until nothing is, and
-    rows run in no batch after which more would be owed than for a step. So of any time T, prompts have at least
-    PROMPT_SHARE T - S, with S the longest step.
+    Bound: while prompts wait, they are owed OWED times the time that streams have had. A step waits until nothing is
+    owed. No batch carries rows if more would be owed after it than after a separate step. So of any time T, prompts
+    have at least PROMPT_SHARE T - S, with S the longest step.
     """
 
     def __init__(self, target_ms: float | None) -> None:
-        """`target_ms`: for the time between tokens; None = derived from what a step takes, 0 = no deadlines."""
+        """`target_ms`: target for the time between tokens; None: derived from the time of a step; 0: no deadlines."""
         self._target_s = None if target_ms is None else target_ms / 1e3
         self.streams = 0
-        """Requests that a step would serve."""
+        """Number of requests that a decode step serves."""
         self.step_s = 0.0
-        """Median device time of the latest steps (seconds); 0 while none was measured."""
+        """Median device time of the latest steps (seconds); 0 until a step was measured."""
         self.statistics = DecodeSteps()
         self._context: int | None = None
         self._since_s = self._ended_s = -math.inf
         self._owed_s = 0.0
-        """Owed to prompts when the last step ended."""
+        """Time owed to prompts when the last step ended (seconds)."""
         self._sent = 0
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
-    # -- what is known
+    # -- state
 
     @property
     def target_s(self) -> float:
-        """Target for the time between tokens; infinite = there is none."""
+        """Target for the time between tokens (seconds); infinite without deadlines."""
         if self._target_s is None:
             return max(LEAST_TARGET_S, TIMES * self.step_s)
         return self._target_s or math.inf
 
     def watch(self, now: float, streams: int, context: int | None = None) -> None:
-        """So many requests are being decoded; call it before each decision. `context`: tokens of all their contexts;
-        None = no prefill batch can have rows of them."""
+        """Set the number of requests in decoding; call before each decision. `context`: tokens of all their contexts;
+        None: no prefill batch can carry rows of these streams."""
         if not self.streams and streams:
             self._since_s = now
         self.streams, self._context = streams, context
 
     def room_s(self, now: float) -> float:
-        """Time until the next step has to begin; infinite where none is due at all."""
+        """Return the time until the next step must start; infinite without streams or while a step is in flight."""
         if not self.streams or self._sent:
             return math.inf
         return max(self._since_s, self._ended_s) + self.target_s - self.step_s - now
 
     def may(self, now: float) -> bool:
-        """Return True if prompts have had their share since the last step."""
+        """Return True if a step may run: the last step has ended, and prompts have had their share since."""
         return not self._sent and not self.owed_s(now)
 
     def owed_s(self, now: float) -> float:
-        """Time that prompts are to have before the next step."""
+        """Return the time that prompts must have before the next step."""
         return max(0.0, self._ended_s + self._owed_s - now)
 
     def rows_s(self, sizes: Sizes) -> float:
-        """Predicted time that a row of each stream adds to a prefill batch (seconds); infinite if unknown, or if no
-        batch can have them.
+        """Return the predicted time that a row of each stream adds to a prefill batch (seconds); infinite if unknown,
+        or if no batch can carry rows.
 
-        At least what a step takes beyond reading the weights: long contexts are read for each stream, while the model
-        knows them from prompts, which read theirs once for many tokens.
+        The result is at least the time of a step beyond reading the weights. A step reads long contexts for each
+        stream; the latency model learned from prompts, which read a context once for many tokens.
         """
         known = sizes.model.coefficients
         if known is None or self._context is None or not self.streams:
@@ -113,19 +113,19 @@ class Decode:
         *,
         apart: bool = False,
     ) -> Plan:
-        """The plan; or a decode step first, where one would be late after it, with some of its short requests; or a
-        part of its short batch. A batch in one piece carries rows of the streams where that pays, and ends before
-        their tokens are late.
+        """Return the plan, changed so that the next decode step is in time if prompts have had their share.
 
-        `shorts`, `longs`: what the plan picks from. `apart`: its classes are to share no step.
+        If the step would be late after the plan, the step goes first, with some of the plan's short requests, or only a
+        part of the short batch runs. A batch without pauses carries rows of the streams if that pays and ends in time.
+        `shorts`, `longs`: the requests that the plan picks from. `apart`: the two classes must not share a step.
         """
         if not self.streams or not (plan.order or paused):
             return plan
         slice_s = 0.0 if paused is None else paused.slice_s
         room_s, rows_s, may = self.room_s(now) - slice_s, self.rows_s(sizes), self.may(now)
-        # With rows it may last as long as the step that it saves, too.
+        # A batch with rows may also take the time of the step that it saves.
         ends_s = room_s + max(0.0, self.step_s - rows_s)
-        # A step that is on the device has ended when this batch begins.
+        # A step that is on the device now will have ended when this batch starts.
         owed_s = OWED * self.step_s if self._sent else self.owed_s(now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
         step = plan._replace(order=(), picked=(), long=LongBatch(), decode="first")
@@ -142,7 +142,7 @@ class Decode:
                 return joint._replace(decode="carried")
 
         def fitting(within_s: float) -> int:
-            """How many of the picked, in order, are predicted to run in this time; all where that is unknown."""
+            """Count the picked requests, in order, that are predicted to run in this time; all if unknown."""
             return bisect_left(range(1, len(picked) + 1), True, key=lambda n: sizes.batch_s(picked[:n]) > within_s)
 
         def count_carries(count: int) -> DecodeTurn:
@@ -155,11 +155,11 @@ class Decode:
             if plan.decode or not may:
                 return plan
             if picked and rows_s < self.step_s:
-                # The last moment at which these can come along, and the step's tokens are in time.
+                # Last moment at which short requests can join without making the step's tokens late.
                 along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
                 longer_s = max(0.0, sizes.batch_s(picked[:along]) + rows_s - self.step_s)
                 if along and room_s < first_s + longer_s and (decode := count_carries(along)):
-                    # It adds no step, so it is no preemption to the gap.
+                    # This batch adds no step, so the gap does not count a preemption.
                     account = plan.account._replace(contended=False)
                     return step._replace(
                         order=(SHORT,), picked=plan.picked[:along], split=True, decode=decode, account=account
@@ -171,19 +171,19 @@ class Decode:
             fit = fitting(room_s)
             if not fit and may:
                 return step
-            # After a step there is no more time than this. The first request runs in any case.
+            # Even after a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
         return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
 
     # -- steps
 
     def sent(self) -> None:
-        """A step goes to the device."""
+        """Record that a step goes to the device."""
         self._sent += 1
 
     def ran(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
-        """Count a step that had the device from `begin` to `end`, for so many `streams`. `within`: in a pause.
-        `rows_s`: it was rows of a prefill batch, predicted to have taken so much of the time; None = a step of its own.
+        """Count a step of `streams` requests on the device from `begin` to `end`. `within`: the step ran in a pause.
+        `rows_s`: predicted time of the step as rows of a prefill batch; None: a separate step.
         """
         self._sent = max(0, self._sent - 1)
         took_s = max(0.0, end - begin)
@@ -210,7 +210,7 @@ class Decode:
 
 
 def _until_pause_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
-    """Predicted time of a batch that is about to start, to its first pause or its end; 0 = unknown."""
+    """Return the predicted time of a batch from its start to its first pause or its end; 0 if unknown."""
     long = plan.long
     left, shape = long.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
     left -= sum(new for new, _ in shape)

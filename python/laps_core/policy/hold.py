@@ -1,11 +1,11 @@
 """AWD, Adaptive Wait-Depth: when a batch of short prefills leaves (LAPS, s3.1-3.2, Alg. 1).
 
-Holding a batch back idles the device, so it must pay. Where the rest of a group is expected (see ``arrivals``) one
-batch replaces two, which saves what two like it are predicted to take, less what both in one do. A batch is held while
-the device idles for less than a share of that, PAYS, if the rest comes by then with a higher chance: as long as earlier
-groups tell what comes, holds save more than they cost.
+A hold idles the device, so it must pay. If the rest of a group is expected (see ``arrivals``), one batch replaces two.
+This saves the predicted time of two such batches, less that of both in one. A batch is held until the device has idled
+for the share PAYS of this saving, if the rest arrives by then with a probability above PAYS: as long as earlier groups
+predict the arrivals, holds save more than they cost.
 
-Who does not fit into the batch is not waited for: behind a backlog requests share the next one anyhow.
+Requests that do not fit into the batch are not waited for: behind a backlog they share the next batch anyway.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from laps_core.policy.types import Account, Plan, Waiting
 from laps_core.statistics import ShortBatches
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
-"""(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
+"""Function from the (new, history) tokens of each request of a step to the predicted seconds; None if unknown."""
 
 SIGMA_S = 2e-3
-"""sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
+"""sigma: a batch leaves at once if its smallest slack is at most this (seconds). A step can last this much longer than
 predicted."""
 PAYS = 0.5
-"""Share of what it saves that a hold may take, and chance that it saves it which must be exceeded (0..1)."""
+"""Share of the saved time that a hold may take; also the probability of the saving that must be exceeded (0..1)."""
 
 
 class Window:
-    """The state machine of one short queue. One per scheduler; on several ranks only the first one's is asked.
+    """State machine of the short queue, one per scheduler. With several ranks only that of the leading rank is asked.
 
     The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
     start. Times are seconds of one clock.
 
-    W and D of Algorithm 1 are W_max and ``wait_max_batch``, always, for a wait needs an expected arrival.
+    W and D of Algorithm 1 are always W_max and ``wait_max_batch``, because a batch is held only for expected arrivals.
 
-    Bound: for one hold the device idles no longer than W_max, and than PAYS of the time that the batch takes at least:
-    a third of the time at most, whatever comes.
+    Bound (AWD): in one hold the device idles for at most W_max, and for at most PAYS of the least batch time. So
+    the device idles for at most a third of the time, whatever arrives.
     """
 
     def __init__(self, config: LapsConfig, predict: Predict) -> None:
-        """``predict``: how long a step takes."""
+        """``predict``: predicts the time of a step."""
         self._predict = predict
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
@@ -54,19 +54,19 @@ class Window:
         self._returning, self._following = Groups(self._w_max_s), Groups(self._w_max_s)
         self._waiting = 0
         self._started: deque[tuple[float, int]] = deque(maxlen=8)
-        """When each batch that runs has started, and its depth."""
+        """Start time and depth of each running batch."""
         self._service_s = 0.0
         self._held_since = math.inf
-        """Infinite while nothing is held."""
+        """Start of the hold; infinite while nothing is held."""
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
         self._statistics = ShortBatches()
 
     # -- events
 
     def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
-        """``n`` short requests arrived at ``now``, their true arrival time where it is known.
+        """Record that ``n`` short requests arrived at ``now``, their true arrival time if known.
 
-        Where it is not, the first poll after a batch gives ``blind_since``, the time of the poll before that batch.
+        If unknown, the first poll after a batch gives ``blind_since``, the time of the poll before that batch.
         """
         if n <= 0:
             return
@@ -80,21 +80,21 @@ class Window:
         self._waiting += n
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
-        """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
+        """Record that a batch of ``depth`` short requests starts at ``now``. The other arguments are from its plan."""
         self._started.append((now, depth))
         self._waiting = max(0, self._waiting - depth)
         self._held_since = math.inf
         self._statistics.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
-        """A batch of ``n`` short requests is done; call it before its clients can know."""
+        """Record that a batch of ``n`` short requests is done; call before the clients can know."""
         self._returning.begin(now, max(1, n))
         if self._started:
             took = now - self._started.popleft()[0]
             self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
 
     def nothing_waits(self) -> None:
-        """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
+        """End the hold because no short request waits (all were aborted, say): a later request starts a new hold."""
         self._waiting = 0
         self._held_since = math.inf
 
@@ -110,11 +110,11 @@ class Window:
         free_s: float = -math.inf,
         lead_s: float = 0.0,
     ) -> Plan:
-        """The batch that leaves now, or how long to wait; where something arrives before, decide again.
+        """Return the batch that leaves now, or the time until which to wait; decide again if a request arrives before.
 
-        ``shorts``: all that wait (not empty), in the order to serve them. ``token_budget``: new tokens one batch may
-        hold; the first request is taken whatever its size. ``contended``: long work waits or is paused, so that nothing
-        is held. ``free_s``: when the device will be free of what runs; ``lead_s``: how long a launch takes, which is
+        ``shorts``: all waiting short requests (not empty), in service order. ``token_budget``: new tokens that a batch
+        may hold; the first request is taken whatever its size. ``contended``: long work waits or is paused, so nothing
+        is held. ``free_s``: time at which the device finishes the running work. ``lead_s``: time of a launch, which is
         hidden until then.
         """
         self._waiting = len(shorts)
@@ -127,7 +127,7 @@ class Window:
         held_since = min(now, self._held_since)
         verdict: str | float = "preempt"
         if not contended:
-            # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
+            # A request whose slack ran out during the hold (late wake-up) counts, too: waiting longer does not help.
             held = (max(held_since, s.since_s) - now for s in shorts)
             slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
             verdict = self._judge(now, shorts, picked, slack, token_budget)
@@ -142,7 +142,7 @@ class Window:
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
     ) -> str | float:
-        """The reason to dispatch, or until when to wait."""
+        """Return the reason to dispatch, or the time until which to wait."""
         if self._w_max_s and not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
         k = len(picked)
@@ -159,7 +159,7 @@ class Window:
     def _leaves_at_once(
         self, k: int, depth: int, shorts: Sequence[Waiting], slack: float, token_budget: int
     ) -> str | None:
-        """Why a batch of ``k`` of ``shorts`` leaves whatever is expected; None = it may be held. ``depth``: D."""
+        """Return why ``k`` of ``shorts`` leave without a hold; None if the batch can be held. ``depth``: D."""
         if self._w_max_s == 0.0:
             return "idle"
         if k >= depth:
@@ -169,37 +169,37 @@ class Window:
         return "tokens" if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget else None
 
     def _idle_since(self, now: float) -> float:
-        """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
+        """Return the start of the costly part of a hold: waiting is free while a short batch runs (overlap loop)."""
         return max(min(now, self._held_since), self._returning.at_s)
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float:
-        """Until when to wait, no longer than ``last``; ``now`` if waiting does not pay."""
+        """Return the time until which to wait, at most ``last``; ``now`` if waiting does not pay."""
         until = min(last, since + PAYS * self._saved_s(shorts))
-        # While a batch runs, who follows the first of a burst follows those in it.
+        # While a batch runs, the rest of a burst follows the requests in that batch, not the waiting requests.
         groups = (self._returning,) if self._started else (self._returning, self._following)
         return until if any(g.chance(now, until, self._cap - k) > PAYS for g in groups) else now
 
     def _next_pays(
         self, now: float, shorts: Sequence[Waiting], k: int, slack: float, free_s: float, lead_s: float
     ) -> bool:
-        """Return True if these are to wait for the clients of the short batch that runs: two groups that take turns
-        become one."""
+        """Return True if these requests should wait for the clients of the running short batch: two groups that take
+        turns become one."""
         if self._fixed or not self._started or free_s <= now:
             return False
         within_s = min(self._w_max_s, PAYS * (self._saved_s(shorts) - lead_s), now + slack - SIGMA_S - free_s)
         return within_s > 0.0 and self._returning.chance_of_next(self._started[-1][1], within_s, self._cap - k) > PAYS
 
     def _saved_s(self, shorts: Sequence[Waiting]) -> float:
-        """Return what one batch saves that replaces two like these (seconds); -infinity if unknown."""
+        """Return the time saved if one batch replaces two batches like this one (seconds); -infinity if unknown."""
         here = [(s.tokens, s.history) for s in shorts]
         apart_s, together_s = self._predict(here), self._predict(here * 2)
         return -math.inf if apart_s is None or together_s is None else 2.0 * apart_s - together_s
 
     def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int) -> list[float]:
-        """Per request: deadline - now - service of the whole batch; infinite without a deadline (seconds).
+        """Return for each request: deadline - now - service of the batch (seconds); infinite without a deadline.
 
-        The service is S^, predicted, else the smoothed time of recent short batches. Of one batch, not of all that
-        wait: under a backlog the first of them can still make it.
+        The service is S^, predicted, else the smoothed time of recent short batches. One batch counts, not all waiting
+        requests: under a backlog the first requests can still be in time.
         """
         if all(s.deadline_s is None for s in shorts):
             return [math.inf] * len(shorts)

@@ -1,4 +1,4 @@
-"""Memory for a long request that is owed its turn and cannot start for want of it."""
+"""Hold on memory for a long request whose turn has come but that finds too little memory to start."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import math
 from laps_core.length import LONG, SHORT, ClassName
 
 HOLD_S = 5.0
-"""Longest time (seconds) for which others stand back. What runs drains in less, transfers included, unless a decode
-server does not fetch what was computed for it; that may last minutes."""
+"""Longest time for which other requests stand back (seconds). Running work drains faster, transfers included, unless a
+decode server does not fetch its KV, which can last minutes."""
 REST = 3.0
-"""Times as long as they stood back others then go on."""
+"""Time for which other requests then go on, in multiples of the time for which they stood back."""
 
 
 class MemoryHold:
-    """Which requests leave memory alone for a long request that was tried first and did not fit.
+    """Hold on all requests that would take memory from a long request that was tried first and did not fit.
 
-    Each batch that is built takes again what the one before it gave back, so a long request that needs much of the
-    memory would never start. With none built, it starts once the running work that holds memory drains. Short requests
-    hold little: while other long work drains, only long requests stand back.
+    Each new batch takes the memory that the batch before it gave back, so a long request that needs much memory would
+    never start. If no batch is built, the long request starts once the running work that holds memory has drained.
+    Short requests hold little memory: while other long work drains, only long requests stand back.
 
-    Bound: once what other work may hold for good leaves enough, it starts after at most 2 (1 + REST) HOLD_S and the
-    time that the short batches in flight take to drain; for this, that time must be below HOLD_S. Of any time, others
-    stand back for 1 / (1 + REST) at most, and HOLD_S.
+    Bound: once other work cannot permanently hold the memory that the request needs, the request starts after at most
+    2 (1 + REST) HOLD_S plus the time in which the short batches in flight drain, if that time is below HOLD_S. Of any
+    time, other requests stand back for at most 1 / (1 + REST), plus HOLD_S.
     """
 
     def __init__(self) -> None:
         self._begun_s: float | None = None
-        """Since when others stand back."""
+        """Start of the current hold; None without a hold."""
         self._again_s = -math.inf
-        """Others go on until then."""
+        """Time until which other requests go on."""
         self._vain = False
-        """True if they stood back in vain last time."""
+        """True after a hold in vain, until the end of the next hold."""
         self._tried = False
-        """True if the request was tried after the last work had drained."""
+        """True if the long request was tried after all draining work had ended."""
 
     def stand_back(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
-        """Return the classes of which nothing else starts. Ask in every round.
+        """Return the classes of which no other request may start. Call in every round.
 
-        lacking: the long request, tried first, did not fit last time. drains: class of the other work that will give
-        memory back, long before short; None = there is none.
+        lacking: the long request, tried first, did not fit last time. drains: class of the other work that will free
+        memory, LONG if both classes will; None if no work will.
         """
         begun_s = self._begun_s
         over = begun_s is not None and now >= begun_s + HOLD_S
@@ -50,13 +50,13 @@ class MemoryHold:
             self._tried = False
             return ()
         if drains is None:
-            # It is tried once with all that drains gone. Then it may be others who free memory by their turn: those of
-            # a session, say.
+            # The request is tried once after everything has drained. If it still lacks memory, other requests may have
+            # to run to free some, for example those of a session.
             tried, self._tried = self._tried, True
             return () if tried else (LONG,)
         self._tried = False
         if now < self._again_s:
             return ()
         self._begun_s = now if self._begun_s is None else self._begun_s
-        # It may never drain: then short requests stand back, too, by the next turn.
+        # Long work may never drain: then short requests stand back, too, in the next hold.
         return (LONG,) if drains == LONG and not self._vain else (LONG, SHORT)

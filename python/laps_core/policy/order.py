@@ -1,7 +1,7 @@
-"""Order of long prompts: who is served first. Smaller keys first; equal keys keep their order of arrival.
+"""Orders of long prompts: sort keys, smaller keys first. Prompts with equal keys keep their order of arrival.
 
-A new one goes into ``ORDERS`` and into the knob: the type of ``LapsConfig.order`` has the same names. The guard bounds
-how long any of them leaves a prompt behind.
+Add a new order to ``ORDERS`` and to the knob: the type of ``LapsConfig.order`` has the same names. The guard bounds how
+long any order leaves a prompt behind.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from laps_core.policy.types import Paused, Waiting
 
 Key = tuple[float, ...]
 Order = Callable[[Waiting, float, float, float], Key]
-"""(request, predicted time of what is left, predicted time of all of it alone, now; seconds) -> sort key."""
+"""Sort key from (request, predicted remaining work, predicted time of the whole request alone, now; seconds)."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
 
 def slack_s(w: Waiting, work_s: float, now: float) -> float:
-    """Deadline - now - remaining work (seconds); infinite without a deadline."""
+    """Return deadline - now - remaining work (seconds); infinite without a deadline."""
     return math.inf if w.deadline_s is None else w.deadline_s - now - work_s
 
 
 def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
-    """Least remaining work first, those who miss their deadline behind the others. ``line`` puts in front who can be in
-    time, where this would make some of them late."""
+    """Sort by least remaining work, late prompts last. If this order would make prompts late that can be in time,
+    ``line`` puts in front the prompts that can be in time."""
     late = slack_s(w, work_s, now) < 0.0
     return late, work_s, w.since_s
 
 
 def fcfs(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
-    """First come, first served."""
+    """Sort by arrival: first come, first served."""
     return (w.since_s,)
 
 
 def lars(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
-    """Smallest slack relative to total work first (Medha). Without a deadline: after all others, by arrival."""
+    """Sort by slack relative to total work, smallest first (Medha). Prompts without a deadline go last, by arrival."""
     return slack_s(w, work_s, now) / max(lone_s, 1e-9), w.since_s
 
 
 def s_edf(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
-    """Largest sgn(slack) / deadline first (FlowPrefill).
+    """Sort by sgn(slack) / deadline, largest first (FlowPrefill).
 
-    In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
-    at all, or no deadline (the limit of the formula): in between, by arrival.
+    Prompts in time go first, earliest deadline first. Late prompts go last, latest deadline first (the least late
+    first). Prompts with zero slack or no deadline (the limit of the formula) go in between, by arrival.
     """
     slack = slack_s(w, work_s, now)
     if w.deadline_s is None or slack == 0.0:
@@ -62,8 +62,8 @@ ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "lars": lars, 
 
 
 def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, paused: Paused | None = None) -> list[int]:
-    """Indices of ``waiting`` in the order to serve them at ``now`` (seconds): by priority, then as ``order`` says; with
-    ``paused``, of those alone who go before it."""
+    """Return the indices of ``waiting`` in service order at ``now`` (seconds): by priority, then by ``order``. With
+    ``paused``, return only the prompts that go before the paused batch."""
     items, works = [*waiting], [sizes.work_s(w) for w in waiting]
     lone = [sizes.lone_s(w) for w in waiting]
     if paused is not None:
@@ -83,15 +83,15 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, pau
 
 
 def _late(turns: Sequence[int], items: Sequence[Waiting], works: Sequence[float], now: float) -> set[int]:
-    """Indices of those that miss their deadlines in these turns."""
+    """Return the indices of the items that miss their deadlines if served in the order of `turns`."""
     ends = islice(accumulate((works[i] for i in turns), initial=now), 1, None)
     return {i for i, end in zip(turns, ends, strict=True) if slack_s(items[i], 0.0, end) < 0.0}
 
 
 def in_time(items: Sequence[Waiting], works: Sequence[float], now: float) -> list[int]:
-    """Indices of as many as can meet their deadlines one after the other, the earliest first.
+    """Return the indices of as many items as can meet their deadlines one after the other, earliest deadline first.
 
-    Where not all can, the largest is left out (Moore and Hodgson's algorithm: no other choice has more in time).
+    If not all can, the largest item is left out (Moore and Hodgson's algorithm: no other choice has more in time).
     """
     due = [(w.deadline_s, w.since_s, i) for i, w in enumerate(items) if w.deadline_s is not None]
     found: list[tuple[float, int, int]] = []

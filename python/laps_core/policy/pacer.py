@@ -1,11 +1,11 @@
-"""Decisions that one rank makes for all: which batch is next, whether to wait, whether the running batch is preempted.
+"""Decisions of the leading rank for all ranks: the next batch, holds, and preemption of the running batch.
 
-Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
-and its ``Plan`` travels to the others as whole numbers.
+All decisions depend on a clock or on measured times, which differ between ranks. So only the leading rank decides, and
+its ``Plan`` goes to the other ranks as whole numbers.
 
-Preemption is decided at the end of ``Pacer.plan``: ``fairness.Gap`` says from when on short requests may preempt,
-``preemption`` if that pays, or if a smaller long prompt does (it overtakes). With data-parallel attention:
-``group.slices``.
+Preemption is decided at the end of ``Pacer.plan``. ``fairness.Gap`` gives the time from which short requests may
+preempt. ``preemption`` decides if that pays, or if a smaller long prompt preempts (overtakes). Data-parallel attention
+uses ``group.slices``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
 
 SOONER = 0.1
-"""Share of its predicted time by which a batch may end before it."""
+"""Share of its predicted time by which a batch can end early."""
 
 
 class Pacer:
-    """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens.
+    """Complete policy of one scheduler. Times are seconds of one clock, lengths are tokens.
 
     Least remaining work first; a guard for the prompt that has waited longest; a gap between preemptions.
     """
@@ -50,14 +50,14 @@ class Pacer:
         even: bool = False,
         model: LatencyModel | None = None,
     ) -> None:
-        """`chunk_tokens`, `batch_tokens`, `even`: as of ``Sizes``. `unit`: a cut prompt ends on a multiple of this
-        (tokens). `layers`: of the model; 0 = no slices. `model`: what is known of step times; None = nothing.
+        """`chunk_tokens`, `batch_tokens`, `even`: see ``Sizes``. `unit`: a cut prompt ends on a multiple of this
+        (tokens). `layers`: layers of the model; 0: no slices. `model`: initial latency model; None: not fitted yet.
 
-        Raises ConfigError where a chunk holds less than one unit.
+        Raises ConfigError if a chunk holds less than one unit.
         """
         self._config = config
         self.model = LatencyModel() if model is None else model
-        """How long a step takes."""
+        """Latency model of the steps."""
         slice_s = config.slice_ms / 1e3
         sizes = self.sizes = Sizes(
             self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s,
@@ -85,15 +85,15 @@ class Pacer:
     # -- one decision
 
     def arrived(self, now: float, shorts: int, *, busy: bool = False) -> None:
-        """`shorts` short requests were found waiting for the first time; call it every round. `busy`: a batch runs, and
-        its result is waited for before anybody looks again."""
+        """Record that `shorts` short requests were first seen; call every round. `busy`: a batch runs, and the
+        scheduler looks again only after its result."""
         self.model.settle()
         if shorts:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, busy
 
     def nothing_waits(self) -> None:
-        """Neither class has work; ``plan`` need not be asked."""
+        """Reset guard and window because no class has work; ``plan`` need not be called."""
         self.guard.none_waits()
         self.window.nothing_waits()
 
@@ -109,12 +109,12 @@ class Pacer:
         drains: ClassName | None = SHORT,
         free_s: float = -math.inf,
     ) -> Plan:
-        """The next batch. `shorts`, `longs`: those waiting, in order.
+        """Return the plan of the next batch. `shorts`, `longs`: waiting requests of each class, in order.
 
-        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by the
-        classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when last
-        tried. `drains`: class of the work under way that will free memory, long before short; None = there is none.
-        `free_s`: when the device will be free of what runs.
+        `urgent`: class of strictly higher priority, if the server schedules by priority. `paused`: batch that the
+        classes in ``Plan.order`` preempt, and that resumes if the order is empty. `lacking`: the first long prompt
+        lacked memory when last tried. `drains`: class of the work under way that will free memory, LONG if both classes
+        will; None if no work will. `free_s`: time at which the device finishes the running work.
         """
         self._threshold.update(now, self.model.boundary)
         if not shorts:
@@ -123,11 +123,11 @@ class Pacer:
             self.guard.none_waits()
             return self._shorts(now, shorts, self.sizes.budget, free_s=free_s)
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
-        # Without slices short requests share the step of a chunk, which is left half of it.
+        # Without slices short requests share the step of a chunk; half of the step is left to the chunk.
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
-        # A full batch is worth a step, however many pay for it.
+        # A full batch is worth a step, however many long prompts pay for the step.
         gap.watch(len(longs) + (paused is not None) if len(plan.picked) == len(shorts) else 0)
         everybody, picked, opens_s = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_s()
         pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
@@ -150,9 +150,9 @@ class Pacer:
             )
             self._overtaken_s = paused.left_s if plan.order else self._overtaken_s
             return plan
-        # Those that join would take the memory first.
+        # Joining short requests would take the memory first.
         joining = () if lacking else picked
-        # One that found no memory does not lead again at once, unless the others leave it to it.
+        # A prompt that lacked memory does not lead again at once, unless other requests stand back for it.
         oldest_first = True if back else False if lacking else None
         plan = self.longs.add_next(plan, now, longs, len(everybody), joining=joining, oldest_first=oldest_first)
         if by_worth and starts and joining:
@@ -164,7 +164,7 @@ class Pacer:
     def _shorts(
         self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False, free_s: float = -math.inf
     ) -> Plan:
-        """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
+        """Return the short batch that could leave; AWD may hold it unless `contended` (LAPS, s3.1, Alg. 1)."""
         if not shorts:
             return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
         plan = self.window.decide(
@@ -176,7 +176,7 @@ class Pacer:
     # -- batches
 
     def launched(self, now: float, batch: Running, plan: Plan) -> None:
-        """This batch of the plan goes to the device."""
+        """Record that a batch of the plan goes to the device."""
         self._blind = True
         account = batch.account = plan.account
         if batch.short:
@@ -190,7 +190,7 @@ class Pacer:
             self.overtakes += batch.cls == LONG
 
     def ended(self, batch: Running, below: Running | None, now: float) -> float:
-        """The result of a batch is there; the device time that it had (seconds). `below`: what is paused for it."""
+        """Record the result of a batch; return its device time (seconds). `below`: the batch paused for this batch."""
         end = batch.done or now
         # With two batches in flight the second starts on the device when the first ends.
         sent = end if batch.started is None else batch.started
@@ -200,7 +200,7 @@ class Pacer:
             self._last_end_s = end
             self.busy.add(begin, end)
         elif below is not None:
-            # A batch below that one is paused for both.
+            # A batch paused further below gets this time, too, when `below` ends.
             below.paused_s += end - begin
         took_s = max(0.0, end - begin - batch.paused_s)
         if batch.preempts:
@@ -217,7 +217,7 @@ class Pacer:
         return took_s
 
     def free_s(self, now: float, running: Iterable[Running]) -> float:
-        """When the device will be free of these batches, which it runs one after the other (seconds, predicted)."""
+        """Return the predicted time at which the device has run these batches, one after the other (seconds)."""
         end = self._last_end_s
         for batch in running:
             begin = max(end, now if batch.started is None else batch.started)
@@ -225,15 +225,15 @@ class Pacer:
         return max(now, end)
 
     def put_off(self, now: float, running: Sequence[Running]) -> float:
-        """Until when the decision on what follows these batches is put off: as late as the device stays busy, for what
-        comes meanwhile is taken along. `now` while no launch or no step time is known."""
+        """Return the time until which to put off the decision on the next batch: as late as these batches keep the
+        device busy, so that new arrivals join. `now` while launch time or step time is unknown."""
         took_s = self.model.predict(running[-1].shape) if running else None
         if took_s is None or not self.sizes.lead_s:
             return now
         return max(now, self.free_s(now, running) - self.sizes.lead_s - SOONER * took_s)
 
     def decoded(self, begin: float, end: float, below: Running | None) -> None:
-        """A decode step had the device, in a pause of `below` or between two batches."""
+        """Record a decode step on the device, in a pause of `below` or, if None, between two batches."""
         if below is not None:
             below.paused_s += end - begin
         else:
@@ -242,7 +242,7 @@ class Pacer:
         self.guard.delayed(end - begin)
 
     def status(self, now: float) -> dict[str, Any]:
-        """Return the entries on decisions in /laps_status (JSON-ready). Nothing is changed."""
+        """Return the entries on decisions in /laps_status (JSON-ready). Change nothing."""
         return {
             "threshold": {
                 "tokens": self.threshold_tokens,

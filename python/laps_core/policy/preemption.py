@@ -1,4 +1,4 @@
-"""Batches that run in a pause of long work, and steps that classes share (``exchange``). Beyond the paper."""
+"""Batches that run in a pause of long work, and steps that both classes share (``exchange``). Beyond the paper."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Paused, Plan, Waiting
 
 DEPTH = 2
-"""Batches of long work under way at once: one that runs, and one that it has overtaken."""
+"""Most long batches under way at once: the running batch, and a batch that the running batch has overtaken."""
 
 
 class Preemption:
-    """Weighs those who wait against each other, and against what is paused. Times are seconds of one clock.
+    """Comparison of waiting requests with each other and with the paused batch. Times are seconds of one clock.
 
-    `everybody`, wherever it stands: all who wait.
+    `everybody` in all methods: all waiting requests.
     """
 
     def __init__(self, sizes: Sizes, gap: Gap, longs: LongBatches) -> None:
         self._sizes, self._gap, self._longs = sizes, gap, longs
 
     def misses(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
-        """Return True if a deadline that can be met now would be missed if the batch ran `later_s` later."""
+        """Return True if the batch can meet a deadline now that it would miss if it ran `later_s` later."""
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
         if not deadlines:
             return False
@@ -33,8 +33,8 @@ class Preemption:
         return any(done_s <= d < done_s + later_s for d in deadlines)
 
     def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: Sequence[Waiting]) -> bool:
-        """Return True if a batch of these runs in this pause: without, they would miss a deadline, and what is paused
-        would miss none; or it pays, where both would miss one, or neither."""
+        """Return True if the picked requests should run in this pause. If only one side would miss a deadline by
+        waiting, picked requests or paused batch, that side goes first. Otherwise the exchange must pay."""
         fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
         ends_s, due_s = now + paused.left_s, paused.deadline_s
@@ -47,7 +47,7 @@ class Preemption:
     def share(
         self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: Sequence[Waiting]
     ) -> Plan:
-        """The plan, with the short batch in the step of the long one if it finds room there, and that pays."""
+        """Return the plan, with the short batch in the step of the long batch if it fits there and sharing pays."""
         sizes, joining = self._sizes, self._sizes.joining(picked)
         batch = [longs[i] for i in plan.long.picked]
         if sum(w.tokens for w in batch) + joining > sizes.budget:
@@ -55,7 +55,7 @@ class Preemption:
         later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_s(now)))
         saved_s = sizes.fixed_s or 0.0
         mine, others = sizes.weights(picked, everybody)
-        # Who comes behind those that share is spared the step, too: in a closed loop they do themselves.
+        # Requests that come behind save the step, too: in a closed loop, the next requests of the same clients.
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
         if gained < 0.0 or self.misses(now, picked, later_s):
             return plan
@@ -65,9 +65,9 @@ class Preemption:
         self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,
         everybody: Sequence[Waiting], *, moved_s: float,
     ) -> Plan:  # fmt: skip
-        """The plan, with a batch of long prompts that preempts what is paused, if any should. They run whole. `budget`:
-        tokens. `moved_s`: device time that this has had since it was overtaken last. It has a gap before it is again,
-        or a step's fixed time where a deadline would be missed."""
+        """Return the plan, with a batch of whole long prompts that preempts the paused batch if that pays. `budget`:
+        tokens. `moved_s`: device time of the paused batch since it was last overtaken. The paused batch is
+        overtaken again only after a gap, or after a step's fixed time if a deadline would be missed."""
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= DEPTH or moved_s < sizes.fixed_s:
             return plan

@@ -1,4 +1,4 @@
-"""The dual queue: two views over the one list of waiting requests, and whose turn it is (LAPS, s3.1)."""
+"""Dual queue: two views of the single list of waiting requests (LAPS, s3.1)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Views(Generic[T]):
-    """The waiting requests by class, each in the order of the one list they came from."""
+    """Waiting requests by class. Each view keeps the order of the source list."""
 
     short: list[T] = field(default_factory=list)
     long: list[T] = field(default_factory=list)
 
     def of(self, cls: ClassName) -> list[T]:
-        """The view of one class."""
+        """Return the view of one class."""
         return self.short if cls == SHORT else self.long
 
 
 def split(waiting: Iterable[T], class_of: Callable[[T], ClassName]) -> Views[T]:
-    """Partition `waiting`; every request lands in exactly one view."""
+    """Partition `waiting` by class; every request is in exactly one view."""
     views: Views[T] = Views()
     short, long = views.short.append, views.long.append
     for request in waiting:
@@ -33,10 +33,10 @@ def split(waiting: Iterable[T], class_of: Callable[[T], ClassName]) -> Views[T]:
 
 
 class DualQueue(Generic[T]):
-    """The views of one list of waiting requests, kept from round to round: only what came since is classed.
+    """Views of one list of waiting requests, kept from round to round: only new requests are classified.
 
-    Others own that list and may do anything to it. Where it no longer begins with what was seen last, all of it is
-    classed again; else a round costs what came, plus a comparison of two lists that runs at C speed.
+    SGLang owns the list and may change it at any time. If it no longer starts with the requests seen last, all requests
+    are classified again. Otherwise a round costs the new requests plus a comparison of two lists at C speed.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class DualQueue(Generic[T]):
         self._views: Views[T] = Views()
 
     def views(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
-        """Return the same as ``split``; read only."""
+        """Return the same views as ``split``. The caller must not change them."""
         if waiting[: len(self._seen)] != self._seen:
             self.forget()
         came = split(waiting[len(self._seen) :], class_of)
@@ -54,7 +54,7 @@ class DualQueue(Generic[T]):
         return self._views
 
     def peek(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
-        """The same for somebody who only looks: nothing is kept."""
+        """Return the same views as ``split`` without keeping anything, for a caller that only looks."""
         known = len(self._seen)
         if waiting[:known] != self._seen:
             return split(waiting, class_of)
@@ -62,11 +62,11 @@ class DualQueue(Generic[T]):
         return Views(self._views.short + came.short, self._views.long + came.long)
 
     def forget(self) -> None:
-        """A request's class has changed."""
+        """Drop the kept views, for example because the class of a request has changed."""
         self._seen, self._views = [], Views()
 
     def took(self, cls: ClassName, gone: set[int], left: Sequence[T]) -> None:
-        """Requests with these ids were batched, those of `cls` and perhaps others; `left` is the list without them."""
+        """Remove the batched requests with ids `gone`, of `cls` or of both classes. `left`: the list without them."""
         if not self._seen:
             return
         view, other = self._views.of(cls), self._views.of(LONG if cls == SHORT else SHORT)
@@ -78,7 +78,7 @@ class DualQueue(Generic[T]):
 
 
 def without(items: list[T], gone: set[int]) -> list[T]:
-    """`items` less those with these ids. Costs a step for each up to the last of them; the rest is copied at once."""
+    """Return `items` without the ids in `gone`: a step for each item up to the last removed item, then one copy."""
     kept: list[T] = []
     left = len(gone)
     for i, item in enumerate(items):
@@ -93,9 +93,9 @@ def without(items: list[T], gone: set[int]) -> list[T]:
 
 
 def changes(before: list[T], after: list[T]) -> tuple[set[int], list[T]]:
-    """(ids of what is in `before` alone, what is in `after` alone); `after` may be in another order.
+    """Return (ids of the items only in `before`, items only in `after`); `after` may be in another order.
 
-    As cheap as ``without`` where `after` is `before` less some of its first requests.
+    The cost is that of ``without`` if `after` is `before` less some of its first requests.
     """
     missing, at = len(before) - len(after), 0
     gone: set[int] = set()

@@ -1,11 +1,11 @@
-"""One step for short requests, long prompts and a row of each stream, where all have deadlines. Beyond the paper.
+"""One step for short requests, long prompts and a row of each stream, if all have deadlines. Beyond the paper.
 
-Where deadlines are near nobody preempts who can wait: a step holds what ends in time for everybody in it, and its fixed
-time is spent once (FlowPrefill, SLO-aware batching). While they are far, all is as without deadlines: short requests
-need not wait for a full step.
+If deadlines are near, no request that can wait preempts: a step holds the work that ends in time for all requests in
+the step, and its fixed time is spent once (FlowPrefill, SLO-aware batching). If deadlines are far, the rules without
+deadlines apply, so that short requests need not wait for a full step.
 
-Bound: a long prompt that is cut for it has at least half of the time, rows not counted. Where short requests leave it
-less they are batches of their own, and the gap keeps these apart.
+Bound: a long prompt that is cut for the step has at least half of the step's time, rows not counted. If short requests
+leave less, they run as batches of their own, and the gap keeps these batches apart.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LongBatch, Plan, Waiting
 
 CALM = 16.0
-"""Deadlines are far while, one after the other, everybody who waits ends in this part of the time until its own."""
+"""Far deadlines: run one after the other, all waiting requests end within 1 / CALM of the time to their deadlines."""
 
 
 def together(
     now: float, plan: Plan, shorts: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes, *, within_s: float,
     rows: int,
 ) -> Plan | None:  # fmt: skip
-    """The plan as one step of its short requests and of its long prompts, the first of them cut where it has to be.
+    """Return the plan as one step of its short requests and its long prompts; the first long prompt is cut if needed.
 
-    None without long prompts, where a request that waits has no deadline, while all of these are far, or where the
-    first prompt has less than half of the time. The step takes at most `within_s` (seconds), its `rows` not counted,
-    and ends in time for each of its short requests that can be in time at all. `shorts`, `longs`: all that wait.
+    None without long prompts, if a waiting request has no deadline, if all deadlines are far, or if the first prompt
+    is cut to less than half of the time. The step takes at most `within_s` (seconds) without its `rows`, and ends in
+    time for each of its short requests that can be in time. `shorts`, `longs`: all waiting requests.
     """
     waiting = (*shorts, *longs)
     if not plan.long.picked or any(w.deadline_s is None for w in waiting) or _far(now, waiting, sizes):
@@ -72,7 +72,7 @@ def together(
 
 
 def _far(now: float, waiting: Sequence[Waiting], sizes: Sizes) -> bool:
-    """Return True if all of their deadlines are far."""
+    """Return True if all deadlines of the waiting requests are far."""
     dues = sorted((w.deadline_s - now, sizes.work_s(w)) for w in waiting if w.deadline_s is not None)
     ends_s = accumulate(work_s for _, work_s in dues)
     return all(CALM * end_s <= left_s for end_s, (left_s, _) in zip(ends_s, dues, strict=True))

@@ -1,4 +1,4 @@
-"""One decision, what it is made from, and how it travels from the leading rank to the others."""
+"""One decision, its inputs, and its encoding from the leading rank to the other ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from laps_core.length import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
-"""Waiting requests of a class that are looked at; no batch of them is longer than this."""
+"""Most waiting requests of a class that a decision considers, and most requests that it picks of a class."""
 PLAN_NUMBERS = 11 + 2 * LOOKAHEAD
-"""Length of a Plan in whole numbers."""
+"""Length of an encoded Plan (whole numbers)."""
 Held = Literal["", "window", "memory"]
 DecodeTurn = Literal["", "first", "carried"]
 _TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
@@ -21,59 +21,59 @@ _DECODE: tuple[DecodeTurn, ...] = ("", "first", "carried")
 
 
 class Waiting(NamedTuple):
-    """A request that waits, or a long prompt between two of its chunks, as every rule sees it. Times are seconds of the
+    """A waiting request, or a long prompt between two of its chunks, as the rules see it. Times are seconds of the
     caller's clock."""
 
     tokens: int
     """New tokens left."""
     history: int
-    """Tokens in the cache, its own finished chunks included."""
+    """Cached tokens, with the finished chunks of this request."""
     since_s: float
-    """When it began to wait."""
+    """Time at which the request started to wait."""
     deadline_s: float | None = None
-    """When its first token is due, where this is decided."""
+    """Time at which the first token is due at the scheduler; None without a deadline."""
     new_tokens: int = 0
-    """Tokens to prefill when it came; 0 = what is left."""
+    """New tokens on arrival; 0: same as `tokens`."""
     started: bool = False
-    """In progress: it has run a chunk."""
+    """True if the prompt is in progress: a chunk of it has run."""
     priority: int = 0
-    """Priority among long prompts; smaller goes first, whatever the work."""
+    """Priority among long prompts; smaller values go first, whatever the work."""
 
 
 class Paused(NamedTuple):
-    """The batch of long work that is paused between two slices."""
+    """The long batch that is paused between two slices."""
 
     left_s: float
-    """Device time that it still needs (seconds)."""
+    """Device time that the batch still needs (seconds)."""
     depth: int
-    """Batches of long work under way."""
+    """Number of long batches under way."""
     priority: int = 0
-    """Highest priority among their requests; smaller is higher."""
+    """Highest priority among the requests of the batch; smaller values are higher."""
     weight: float = 0.0
-    """Weight of its requests (1/seconds), by ``Sizes.weight``."""
+    """Weight of the requests of the batch (1/seconds), by ``Sizes.weight``."""
     deadline_s: float | None = None
-    """The earliest of their deadlines (the caller's clock)."""
+    """Earliest deadline among the requests of the batch (seconds of the caller's clock)."""
     slice_s: float = 0.0
-    """Device time of its next slice (seconds); 0 = unknown."""
+    """Device time of the next slice (seconds); 0 if unknown."""
 
 
 class Account(NamedTuple):
-    """Statistics and charges of a plan, for ``Pacer.launched``, and its time. They stay on the leading rank."""
+    """Statistics and charges of a plan, for ``Pacer.launched``, and the end of a hold. All stay on the leading rank."""
 
     reason: str = ""
-    """Why a short batch leaves, one of statistics.REASONS."""
+    """Reason why a short batch leaves, one of statistics.REASONS."""
     waited_s: float = 0.0
-    """How long the window held it (not the queueing before it)."""
+    """Time for which the window held the short batch (seconds), without queueing before the hold."""
     late: int = 0
-    """How many of those picked can no longer make their deadline."""
+    """Number of picked requests that can no longer meet their deadlines."""
     oldest: bool = False
-    """The long batch holds the prompt that has waited longest, first in it or whole."""
+    """True if the long batch holds the prompt that has waited longest, first in the batch or whole."""
     oldest_late: bool = False
-    """The prompt that has waited longest is too late for its deadline."""
+    """True if the prompt that has waited longest is too late for its deadline."""
     contended: bool = False
-    """Long work waits or is paused."""
+    """True if long work waits or is paused."""
     until_s: float = math.inf
-    """Until when short requests are held, if nothing comes before (the leading rank's clock)."""
+    """Time until which short requests are held if no request arrives before (the leading rank's clock)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,27 +84,27 @@ class Running:
     shape: list[tuple[int, int]]
     """(new, history) tokens of each request."""
     short: Collection[int] = ()
-    """Which of its requests are short."""
+    """Indices of the short requests of the batch."""
     within: bool = False
-    """True if it runs while another is paused."""
+    """True if the batch runs while another batch is paused."""
     account: Account = field(default_factory=Account)
-    """Charges, from its plan."""
+    """Statistics and charges from the plan of the batch."""
     started: float | None = None
-    """When it went to the device."""
+    """Time at which the batch went to the device."""
     done: float | None = None
-    """When its device work was done; None = known only when its result is processed."""
+    """Time at which the device finished the batch; None: known only when the result is processed."""
     took_s: float | None = None
-    """Device time that was measured, where the moment of its end was not."""
+    """Measured device time, if the time of the end was not measured."""
     paused_s: float = 0.0
-    """Device time that others had meanwhile."""
+    """Device time of other batches while this batch was paused."""
     rows_s: float = 0.0
-    """Predicted time of the rows of streams that run in it (seconds)."""
+    """Predicted time of the rows of streams that the batch carries."""
     stock: bool = True
-    """The latency model may learn from it: it was not replayed from a graph of LAPS."""
+    """True if the latency model may learn from the batch: no graph of LAPS replayed it."""
 
     @property
     def preempts(self) -> bool:
-        """True for a short batch while long work waits or is paused."""
+        """True for a short batch if long work waits or is paused."""
         return self.cls == SHORT and self.account.contended
 
 
@@ -112,40 +112,39 @@ class LongBatch(NamedTuple):
     """The next batch of long prompts."""
 
     picked: tuple[int, ...] = ()
-    """Indices into those given, in order."""
+    """Indices into the long prompts that the decision was given, in service order."""
     tokens: int = 0
-    """New tokens; 0 = what the server's chunk holds."""
+    """New tokens; 0: as many as the server's chunk holds."""
     layers: int = 0
-    """Layers a slice; 0 = in one piece."""
+    """Layers per slice; 0: the batch runs in one piece."""
     parts: int = 1
-    """Slices a layer, where one layer takes longer than a slice should."""
+    """Slices per layer, if one layer takes longer than a slice should."""
 
 
 class Plan(NamedTuple):
     """One decision."""
 
     order: tuple[ClassName, ...]
-    """Classes to try, in turn; empty = run nothing now, or go on with what is paused."""
+    """Classes to try, in this order; empty: run nothing now, or resume the paused batch."""
     picked: tuple[int, ...] = ()
-    """Short requests to take first, as indices into the short view; the others follow in their own order."""
+    """Short requests to take first, as indices into the short view; all other short requests follow in their order."""
     long: LongBatch = LongBatch()
     threshold: int = 0
     """Longest short request from the next round on (tokens)."""
     mixed: bool = False
-    """The short requests picked share the step of the long batch: that serves everybody sooner, or it cannot make way
-    for them (Medha)."""
+    """True if the picked short requests share the long batch's step: this pays, or the batch cannot pause (Medha)."""
     split: bool = False
-    """No other short requests than those picked: more would make the next decode step late."""
+    """True if only the picked short requests may run: more would make the next decode step late."""
     held: Held = ""
-    """Why short requests that wait are held back: until the window ends, or as a long prompt is owed the memory that it
-    lacks, and nothing new starts in its place."""
+    """Reason why waiting short requests are held back: the window has not ended, or a long prompt lacks memory and
+    nothing new may start in its place."""
     decode: DecodeTurn = ""
-    """A decode step of the running batch goes first, or the batch of the first class in ``order`` carries a row of each
-    stream, so that it is a decode step, too."""
+    """Decode step of the plan. first: a step of the running batch goes first. carried: the batch of the first class in
+    ``order`` carries a row of each stream, and so is a decode step, too."""
     account: Account = Account()
 
     def numbers(self) -> list[int]:
-        """The decision as PLAN_NUMBERS whole numbers."""
+        """Return the decision as PLAN_NUMBERS whole numbers."""
         kinds = [_TURNS.index(self.order), _HELD.index(self.held), _DECODE.index(self.decode)]
         longs, *sizes = self.long
         head = [*kinds, int(self.mixed), int(self.split), self.threshold, *sizes, len(self.picked), len(longs)]
@@ -153,7 +152,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
-        """Undo ``numbers``."""
+        """Return the decision that ``numbers`` encoded."""
         turn, held, decode, mixed, split, threshold, *sizes, picks, longs = numbers[:11]
         both = tuple(numbers[11 : 11 + picks + longs])
         flags = bool(mixed), bool(split), _HELD[held], _DECODE[decode]
