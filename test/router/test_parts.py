@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import ssl
 
 import aiohttp
@@ -11,7 +12,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.balancer import requests_at_most
+from sglang_router_laps.balancer import share_descriptors
 from sglang_router_laps.request.passage import SAVED_MAX, Retries
 from sglang_router_laps.request.replies import fault
 from sglang_router_laps.request.streams import Events, MergedEvents
@@ -129,7 +130,19 @@ def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, mean
 
 
 def test_descriptors_are_shared_out() -> None:
-    few, many = (requests_at_most(n, 4, 0) for n in (200, 100_000))
+    few, many = (share_descriptors(n, 4, 1 << 30, 0)[0] for n in (200, 100_000))
     assert 1 <= few < 60
     assert many > 30_000
-    assert requests_at_most(10, 100, 100) == 1
+    assert share_descriptors(10, 100, 8192, 100) == (1, 0)
+    assert share_descriptors(resource.RLIM_INFINITY, 4, 8192, 100) == (8192, 100)
+
+
+@pytest.mark.parametrize(
+    ("limit", "requests", "queued"), [(40_000, 8192, 30_000), (1024, 8192, 100), (9000, 200, 9000)]
+)
+def test_requests_and_queue_have_descriptors_enough(limit: int, requests: int, queued: int) -> None:
+    """A queue that is long shrinks even if all requests find descriptors."""
+    allowed, waiting = share_descriptors(limit, 4, requests, queued)
+    assert 0 < allowed <= requests
+    assert 0 < waiting <= queued
+    assert 0.9 * limit - 100 < 3 * allowed + waiting < limit

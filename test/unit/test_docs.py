@@ -44,6 +44,16 @@ def test_the_manual_gives_each_knob_its_default() -> None:
         assert said == default or float(str(said)) == default, name
 
 
+def test_help_gives_each_flag_its_default() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    options.add_flags(parser)
+    helps = {s: action.help or "" for action in parser._actions for s in action.option_strings}
+    knobs = {f.name: helps[flag] for f in fields(LapsConfig) if (flag := LapsConfig.FLAGS.get(f.name)) in helps}
+    given = {name: found[1] for name, text in knobs.items() if (found := re.search(r"default: ([\d.]+)[);]", text))}
+    assert {"length_threshold", "wait_window_ms", "wait_max_batch"} <= set(given)
+    assert not [name for name, value in given.items() if float(value) != getattr(LapsConfig(), name)]
+
+
 def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     pytest.importorskip("sglang_router")
     from laps_core.pools.config import AllocConfig

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from laps_plan.plan.advice import Trial, advise, beats, gains, harms
-from laps_plan.plan.answer import answer
+from laps_plan.plan.answer import answer, host
 from laps_plan.plan.figures import Between, Change, Figures, Sample
 from laps_plan.plan.reach import highest, servers_needed
 from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
@@ -33,6 +34,17 @@ def change(short: float, long: float, mean: float, off: float = SURE, in_time: f
 def figures(factor: float) -> Figures:
     quantiles = dict.fromkeys(("p50", "p90", "p99"), factor)
     return Figures(100, 0.9, factor, 1.0, quantiles, quantiles)
+
+
+def test_another_host_takes_its_time_for_everything_that_the_profile_lists() -> None:
+    slower = host(PROFILE, 2.0)
+    changed = {
+        f.name: getattr(slower, f.name) / getattr(PROFILE, f.name)
+        for f in fields(Profile)
+        if f.type == "float" and getattr(slower, f.name) != getattr(PROFILE, f.name)
+    }
+    assert set(changed.values()) == {2.0}
+    assert {"launch_s", "slices_launch_s", "front_s"} <= set(changed)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,8 +99,9 @@ def _curve(sample: Sample, kind: str) -> list[float]:
 
 
 def host(profile: Profile, factor: float) -> Profile:
-    """Return the profile with all host times except those of launches multiplied by ``factor``."""
-    names: Sequence[str] = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s")
+    """Return the profile with all host times multiplied by ``factor``."""
+    launches = ("launch_s", "slices_launch_s")
+    names = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s", *launches)
     return replace(profile, **{name: factor * getattr(profile, name) for name in names})
 
 

@@ -68,10 +68,13 @@ class LapsBalancer:
         router = self.router
         limit = raise_limit()
         queue = router.queue
-        enough = requests_at_most(limit, max(SERVERS, len(router.instances)), queue.size)
-        if enough < queue.most:
-            logger.warning("at most %d requests at a time, not %d: %d file descriptors", enough, queue.most, limit)
-            queue.most, queue.size = enough, min(queue.size, enough)
+        wanted = queue.most, queue.size
+        queue.most, queue.size = share_descriptors(limit, max(SERVERS, len(router.instances)), *wanted)
+        if wanted != (queue.most, queue.size):
+            logger.warning(
+                "%d requests at a time and %d queued, not %d and %d: %d file descriptors",
+                queue.most, queue.size, *wanted, limit,
+            )  # fmt: skip
         for pool in POOLS:
             logger.info("%s pool: %s", pool, " ".join(i.url for i in router.pools.members(pool)))
         if not has_keys(router.args):
@@ -138,15 +141,16 @@ def raise_limit() -> int:
     return hard
 
 
-def requests_at_most(limit: int, servers: int, queued: int) -> int:
-    """Return how many concurrent requests ``limit`` file descriptors allow, less the descriptors that are open already
-    and those for ``servers`` servers and ``queued`` requests in the queue."""
+def share_descriptors(limit: int, servers: int, requests: int, queued: int) -> tuple[int, int]:
+    """Return how many of ``requests`` at a time and of ``queued`` requests ``limit`` file descriptors allow, less the
+    descriptors that are open already and those for ``servers`` servers. At least one request is allowed."""
     if limit == resource.RLIM_INFINITY:
-        return 1 << 30
+        return requests, queued
     try:
         taken = len(os.listdir("/proc/self/fd"))
     except OSError:
         taken = SPARE
-    free = limit - taken - SPARE - PER_SERVER * servers
-    # A queued request holds only the client's connection.
-    return max(1, (free - queued) // PER_REQUEST, min(queued, free // (PER_REQUEST + 1)))
+    free = max(0, limit - taken - SPARE - PER_SERVER * servers)
+    # A queued request holds only the client's connection. A long queue takes no more requests away than it has.
+    allowed = min(requests, max(1, (free - queued) // PER_REQUEST, min(queued, free // (PER_REQUEST + 1))))
+    return allowed, min(queued, max(0, free - PER_REQUEST * allowed))
