@@ -12,6 +12,8 @@ _DRAFTS = (
     "eagle_utils._is_cpu",
     "eagle_worker_common.assign_draft_cache_locs_contiguous_func",
     "eagle_worker_common.fill_bonus_tokens_func",
+    "multi_layer_eagle_worker_v2._is_cpu",
+    "multi_layer_eagle_worker_v2.rotate_input_ids",
     "spec_utils.fill_front_out_cache_loc_func",
     "spec_utils.fill_accept_out_cache_loc_func",
 )

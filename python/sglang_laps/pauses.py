@@ -30,6 +30,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
+from sglang_laps import put_back
 from sglang_laps.armed import Abandoned, Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
@@ -168,6 +169,7 @@ class Pauses:
         sched = self._scheduler
         # The worker keeps a single number: the layer-wise load that a pass waits for.
         sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
+        put_back.wait_for_draft(sched.model_worker)
         if sched.enable_overlap:
             # SGLang keeps the tensors of only the newest two batches. The tensors of this batch must outlive its pass.
             sched.record_batch_in_overlap(flight.batch)

@@ -93,3 +93,11 @@ def put_back(runner: Any, batch: Any, before: Held) -> None:
         setattr(_metadata(), name, value)
     if before.states is not None:
         _linear().forward_metadata, batch.mamba_track_indices = before.states, before.slots
+
+
+def wait_for_draft(worker: Any) -> None:
+    """Make SGLang reuse KV memory after a prefill pass only when the draft of that pass has been computed, too. In a
+    pause, a decode step with a draft of several layers sets a flag that would release the memory earlier."""
+    draft: Any = getattr(worker, "draft_worker", None)
+    if hasattr(draft, "last_draft_extend_staged"):
+        draft.last_draft_extend_staged = False

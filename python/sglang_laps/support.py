@@ -14,6 +14,8 @@ from sglang_laps import compat
 DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 """Speculative algorithms whose steps run in pauses. NEXTN is a typed value: SGLang replaces it with EAGLE, or with what
 the model needs."""
+LAYERS = "--enable-multi-layer-eagle"
+"""Flag for drafts in which each token comes from a layer of its own. SGLang sets it itself for some models."""
 
 
 def several_ranks(args: Any) -> bool:
@@ -75,7 +77,7 @@ def _drafts(args: Any) -> list[tuple[bool, str]]:
     return [
         (not compat.release().drafts_in_pauses, f"speculative decoding on SGLang {compat.installed()}"),
         (algorithm not in DRAFTS, f"speculative decoding with {algorithm}"),
-        (has("enable_multi_layer_eagle"), "--enable-multi-layer-eagle"),
+        (has("enable_multi_layer_eagle") and several_ranks(args), f"{LAYERS} with data-parallel attention"),
         (has("speculative_use_rejection_sampling"), "--speculative-use-rejection-sampling"),
     ]
 

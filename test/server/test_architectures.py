@@ -20,6 +20,7 @@ ONE_STEP = (
     *("--speculative-num-steps", "1", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"),
     "--speculative-algorithm",
 )
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DP_ATTENTION = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
 TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
@@ -39,6 +40,12 @@ def lora_args(base: Path) -> list[str]:
 
 def eagle_args(base: Path) -> list[str]:
     return ["--speculative-draft-model-path", str(adapters.draft(base.parent, base.name.partition("-")[0]))]
+
+
+def layers_args(base: Path) -> list[str]:
+    """Each further token has a layer of its own."""
+    made = adapters.next_tokens_of_mimo(base.parent, base)
+    return ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(made)]
 
 
 DRAFTS = (stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),)

@@ -35,9 +35,9 @@ from .colocated import (
     until_streams_are_retracted,
 )
 from .slicing import SHAPE
+from .test_architectures import CHAIN, layers_args
 
 COUNT = int(os.environ.get(MANY, "18"))
-CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
 
 
@@ -85,9 +85,18 @@ STATES, STATES_TREE = (
     for name, flags in (("", CHAIN), ("-tree", (*TREE, *NORMAL_LOOP)))
 )
 """Most of the target's layers are linear attention: they keep a state for each token of a draft."""
+SEVERAL_LAYERS = Setup(
+    "colocated-drafts-mimov2",
+    (*LAPS, *EVERY_PAUSE, *CHAIN),
+    shape="mimov2",
+    more=layers_args,
+    mode="null",
+)
+"""Each further token has a layer of its own, which sees a window alone, as most of the target's layers do."""
 FITTED = (
     *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
     STATES,
+    SEVERAL_LAYERS,
     *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, env=TWO_CORES),) if MANY in os.environ else ()),
 )
 """Servers whose draft is often right."""

@@ -136,3 +136,14 @@ def test_attention_of_drafts_and_verifications_is_that_of_the_same_tokens_one_af
         assert torch.allclose(got[i], expected(q[i], [*prompt, *seen]), atol=1e-6), i
     layer.sliding_window_size = 1
     assert unseen(torch.tensor([5]), torch.arange(8), layer).tolist() == [[True] * 4 + [False] * 2 + [True] * 2]
+
+
+def test_tokens_move_to_the_left_for_a_new_one_at_the_end_or_where_it_was_verified() -> None:
+    from laps_emulate.host import drafts
+
+    begins, counts, new = torch.tensor([0, 4, 4]), torch.tensor([4, 0, 2]), torch.tensor([[70], [71], [72]])
+    tokens = torch.tensor([1, 2, 3, 4, 5, 6])
+    assert drafts.shift_left(tokens, begins, counts, new) is tokens
+    assert tokens.tolist() == [2, 3, 4, 70, 6, 72]
+    drafts.shift_left(tokens, begins, counts, new, torch.tensor([1, 9, 5]))
+    assert tokens.tolist() == [3, 70, 70, 70, 72, 72]

@@ -19,10 +19,12 @@ from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 
 from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, preemptions, until_slices_run
 from .test_architectures import (
+    CHAIN,
     DP_ATTENTION,
     ONE_STEP,
     TWO_CORES,
     eagle_args,
+    layers_args,
     lora_args,
     must_be,
     with_adapters,
@@ -30,7 +32,7 @@ from .test_architectures import (
 
 DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
-WINDOWED = ("gemma2", "gptoss")
+WINDOWED = ("gemma2", "gptoss", "mimov2")
 """Attention sees a window: long prompts of these are cut, too."""
 NAMES = architectures.NAMES
 
@@ -64,6 +66,7 @@ RANKS = (*(served(n, *TP2, name="-tp2", env=TWO_CORES) for n in ("deepseek3", "g
 DRAFTS = (
     served("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
     served("deepseek3", *ONE_STEP, "NEXTN", *NORMAL_LOOP, name="-nextn"),
+    served("mimov2", *CHAIN, name="-eagle", more=layers_args),
 )
 ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
 TOGETHER = (

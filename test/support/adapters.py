@@ -91,7 +91,7 @@ def follower(folder: Path, base: Path) -> Path:
         from safetensors.torch import save_file
         from transformers import AutoConfig, Qwen2ForCausalLM
 
-        tokens, states, expected = _answers(base)
+        tokens, states, expected = _answers(base)[0]
         given = torch.cat((tokens, states, torch.ones(len(tokens), 1)), -1)
         fitted = torch.linalg.lstsq(given, expected).solution
         config = AutoConfig.from_pretrained(base)
@@ -118,7 +118,7 @@ def next_tokens(folder: Path, base: Path) -> Path:
         from torch.nn.functional import rms_norm
         from transformers import AutoConfig, Qwen3NextForCausalLM
 
-        tokens, states, expected = _answers(base)
+        tokens, states, expected = _answers(base)[0]
         config = AutoConfig.from_pretrained(base)
         size = config.hidden_size
         given = torch.cat([rms_norm(x, (size,), eps=config.rms_norm_eps) for x in (tokens, states)], -1)
@@ -142,10 +142,47 @@ def next_tokens(folder: Path, base: Path) -> Path:
     return model.once(folder / f"{base.name}-mtp", write)
 
 
-def _answers(base: Path) -> tuple[Any, Any, Any]:
-    """Return the inputs of a draft for many answers of the checkpoint ``base`` and the state that it should find, each
-    [tokens, size]: embedding of a token, state before it, and the state after which the target says the next but one.
-    """
+STEPS = 3
+"""Layers that ``next_tokens_of_mimo`` makes: one for each further token."""
+
+
+def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
+    """Make the layers with which the MiMo-V2 checkpoint ``base`` predicts STEPS further tokens (MTP), fitted to its own
+    answers, and return their path. Their attention counts for little."""
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+        from torch.nn.functional import rms_norm
+        from transformers import AutoConfig
+
+        config, written = AutoConfig.from_pretrained(base), load_file(base / "model.safetensors")
+        size, norm = config.hidden_size, written["model.norm.weight"]
+        weights = {n: written[n] for n in ("model.embed_tokens.weight", "lm_head.weight")}
+        for step, (tokens, states, expected) in enumerate(_answers(base, STEPS)):
+            # A layer is given the state before the target's last norm, and brings it to its length by itself.
+            given = torch.cat([rms_norm(x, (size,)) for x in (tokens, states / norm)], -1)
+            fitted = torch.linalg.lstsq(given, expected / norm).solution
+            layer = f"model.mtp.layers.{step}."
+            for name, values in written.items():
+                if name.startswith("model.layers.1.") and ".mlp." not in name:
+                    weights[name.replace("model.layers.1.", layer)] = values.clone()
+            weights[f"{layer}self_attn.o_proj.weight"] /= 100.0
+            for name, (rows, columns) in (("gate", (128, 64)), ("up", (128, 64)), ("down", (64, 128))):
+                weights[f"{layer}mlp.{name}_proj.weight"] = torch.zeros(rows, columns)
+            for name in ("enorm", "hnorm"):
+                weights[f"{layer}{name}.weight"] = torch.ones(size)
+            weights[f"{layer}final_layernorm.weight"] = norm.clone()
+            weights[f"{layer}eh_proj.weight"] = fitted.T.contiguous()
+        save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
+        (tmp / "config.json").write_bytes((base / "config.json").read_bytes())
+
+    return model.once(folder / f"{base.name}-mtp", write)
+
+
+def _answers(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
+    """Return inputs and result of each of the ``steps`` of a draft, for many answers of the checkpoint ``base``, each
+    [tokens, size]: embedding of the newest token, state at the start of the draft, and state after the newest token."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -156,7 +193,10 @@ def _answers(base: Path) -> tuple[Any, Any, Any]:
         told = target.generate(prompts, max_new_tokens=80, min_new_tokens=80, do_sample=False, pad_token_id=0)
         states = target(told, output_hidden_states=True).hidden_states[-1][:, 60:]
         tokens = target.model.embed_tokens(told)[:, 60:]
-    return tokens[:, 1:].flatten(0, 1), states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
+    return [
+        (tokens[:, n:].flatten(0, 1), states[:, :-n].flatten(0, 1), states[:, n:].flatten(0, 1))
+        for n in range(1, steps + 1)
+    ]
 
 
 def eagle3(folder: Path, base: Path) -> Path:

@@ -16,6 +16,10 @@ from benchmark.rig import checkpoints
 from benchmark.rig.checkpoints import DEEPSEEK, DEEPSEEK3, EXPERTS, Architecture
 
 NEMOTRON = ("mamba", "mlp", "mamba", "attention", "mlp", "mamba")
+MIMO_ROPE = {
+    f"{kind}_attention": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+    for kind, theta in (("full", 5e6), ("sliding", 1e4))
+}
 ALL: Mapping[str, Architecture] = {
     "qwen2": Architecture("Qwen2", {}),
     "qwen2moe": Architecture("Qwen2Moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 64}),
@@ -65,6 +69,20 @@ ALL: Mapping[str, Architecture] = {
     ),
     "gptoss": Architecture(
         "GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128}
+    ),
+    "mimov2": Architecture(
+        "MiMoV2Flash",
+        {**EXPERTS, "head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "sliding_window": 128},
+        {
+            **{"hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "sliding_window_size": 127},
+            **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 24, "swa_v_head_dim": 16},
+            **{"add_swa_attention_sink_bias": True, "moe_layer_freq": [0, 1, 1, 1, 1, 1], "layernorm_epsilon": 1e-5},
+            # transformers reads those of a layer's type, SGLang that there is nothing special.
+            **{"rope_parameters": {"rope_type": "default", **MIMO_ROPE}, "partial_rotary_factor": 0.334},
+            **{"rope_theta": 5e6, "swa_rope_theta": 1e4},
+            **{"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+        },
+        embedding=5.0,
     ),
     "deepseek2": Architecture(
         "DeepseekV2",

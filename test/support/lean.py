@@ -14,7 +14,7 @@ NO_GPU = Path(__file__).parent / "no_gpu"
 MODELS = (
     *("qwen2", "qwen2_eagle", "qwen2_moe", "qwen3", "qwen3_moe", "llama", "mixtral", "gemma2", "gemma3_causal", "glm4"),
     *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn", "llama_eagle3"),
-    *("qwen2_5_vl", "qwen3_vl", "qwen3_next", "qwen3_next_mtp", "qwen3_5", "nemotron_h"),
+    *("qwen2_5_vl", "qwen3_vl", "qwen3_next", "qwen3_next_mtp", "qwen3_5", "nemotron_h", "mimo_v2", "mimo_v2_nextn"),
 )
 """Models that the tests serve, as SGLang names their modules."""
 LATE = ("nemotron_h",)

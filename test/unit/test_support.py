@@ -28,10 +28,13 @@ def test_decode_servers_are_stock() -> None:
     [
         ({"speculative_algorithm": "NGRAM"}, "speculative decoding with NGRAM"),
         ({"speculative_algorithm": "FROZEN_KV_MTP"}, "speculative decoding with FROZEN_KV_MTP"),
-        ({"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_use_rejection_sampling": True},
             "--speculative-use-rejection-sampling",
+        ),
+        (
+            {"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True, "enable_dp_attention": True},
+            "--enable-multi-layer-eagle with data-parallel attention",
         ),
         ({"pp_size": 2}, "--pp-size"),
         ({"enable_pdmux": True}, "--enable-pdmux"),

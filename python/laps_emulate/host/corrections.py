@@ -211,6 +211,9 @@ def verify_drafts_without_triton() -> None:
     if module := loaded("sglang.srt.speculative.eagle_worker_common"):
         module.assign_draft_cache_locs_contiguous_func = drafts.draft_places
         module.fill_bonus_tokens_func = drafts.last_tokens
+    if module := loaded("sglang.srt.speculative.multi_layer_eagle_worker_v2"):
+        module._is_cpu = True
+        module.rotate_input_ids = drafts.shift_left
     if module := loaded("sglang.srt.speculative.spec_utils"):
         module.fill_front_out_cache_loc_func = drafts.front_places
         module.fill_accept_out_cache_loc_func = drafts.accepted_places

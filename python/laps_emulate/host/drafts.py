@@ -137,3 +137,20 @@ def accepted_places(index: torch.Tensor, places: torch.Tensor, accepted: torch.T
     """Pack the `places` that `index` names (-1: none) into `accepted`."""
     kept = places[index[index != NONE].long()]
     accepted[: len(kept)] = kept
+
+
+def shift_left(
+    tokens: torch.Tensor,
+    begins: torch.Tensor,
+    counts: torch.Tensor,
+    new: torch.Tensor,
+    last: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Move the `tokens` of each request, `counts` [n] from `begins` [n] on, one place to the left, and enter its `new`
+    token [n, 1] at its end, or at `last` [n]. Return `tokens`, which is changed in place."""
+    for i, (begin, count) in enumerate(zip(begins.tolist(), counts.tolist(), strict=True)):
+        if not count:
+            continue
+        tokens[begin : begin + count - 1] = tokens[begin + 1 : begin + count].clone()
+        tokens[begin + count - 1 if last is None else int(last[i])] = new.flatten()[i]
+    return tokens

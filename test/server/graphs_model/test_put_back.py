@@ -11,6 +11,7 @@ import pytest
 from sglang.srt.layers import layernorm_sp
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, has_forward_context
 from sglang.srt.runtime_context import get_forward
+from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
 from sglang_laps import put_back, slices
 from toy_model import Runner, batch
 
@@ -172,3 +173,14 @@ def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
         runner.forward(mine)
     assert seen[0] == mine
     assert seen[0] is not mine
+
+
+def test_memory_is_reused_after_the_draft_of_a_paused_pass() -> None:
+    """A decode step in the pause has staged its draft, and leaves a flag behind."""
+    worker: Any = object.__new__(MultiLayerEagleWorkerV2)
+    worker._target_worker = SimpleNamespace(model_runner="target")
+    worker._draft_worker = SimpleNamespace(draft_runner="draft", last_draft_extend_staged=True)
+    assert worker.last_shared_read_runner == "target"
+    put_back.wait_for_draft(worker)
+    assert worker.last_shared_read_runner == "draft"
+    put_back.wait_for_draft(object())
