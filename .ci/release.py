@@ -1,7 +1,7 @@
 """Build wheel and source archive of this checkout, without the network: python .ci/release.py FOLDER
 
-A copy of the tree is built, so nothing of an earlier build is in them. Times in the wheel are those of the last commit:
-the same tree gives the same bytes.
+Both are built from a copy of the tree, without files of earlier builds. All times in the wheel are the time of the last
+commit, so the same tree gives the same bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ REPO = Path(__file__).resolve().parents[1]
 PARTS = ("python", "sgl-model-gateway", "patches", "pyproject.toml", "constraints.txt")
 TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "MANIFEST.in")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
-# The backend changes `argv`.
+# Read `argv` first: the backend changes it.
 BACKEND = (
     "import sys; from setuptools import build_meta as b; d = sys.argv[1]; print(b.build_sdist(d), b.build_wheel(d))"
 )
 
 
 def build(out: Path) -> list[Path]:
-    """Source archive and wheel, made in `out`. Raises CalledProcessError."""
+    """Build source archive and wheel in `out` and return their paths. Raises CalledProcessError."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "tree")
@@ -43,7 +43,7 @@ def build(out: Path) -> list[Path]:
 
 
 def committed() -> str:
-    """Time of the last commit, in seconds since 1970; 1980, the first that a wheel can have, where there is none."""
+    """Return the time of the last commit (Unix seconds); without a commit 1980, the earliest time in a wheel."""
     done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=REPO, text=True, capture_output=True, check=False)
     return done.stdout.strip() or "315532800"
 

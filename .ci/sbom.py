@@ -1,6 +1,6 @@
 """Write the bill of materials of a wheel (CycloneDX 1.6, JSON): python .ci/sbom.py WHEEL SITE_PACKAGES FILE
 
-Components are what its extras `server` and `router` pull in, in the versions installed in SITE_PACKAGES. Needs
+Components are the dependencies of the extras `server` and `router`, in the versions installed in SITE_PACKAGES. Needs
 cyclonedx-python-lib[json-validation] and packaging.
 """
 
@@ -25,17 +25,17 @@ from packaging.utils import canonicalize_name
 NAME = "sglang-laps"
 EXTRAS = frozenset({"server", "router"})
 TEXT = 60
-"""Characters: a licence field that is longer, or of several lines, is a text and no name."""
+"""Most characters of a licence name; a field that is longer or has several lines is a licence text."""
 
 
 def needs(found: Distribution, extras: frozenset[str]) -> list[Requirement]:
-    """Requirements of a distribution here, with these extras."""
+    """Return the requirements of a distribution on this platform, with these extras."""
     wanted = map(Requirement, found.requires or ())
     return [r for r in wanted if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in {"", *extras})]
 
 
 def component(found: Distribution) -> Component:
-    """An installed distribution."""
+    """Return the component of an installed distribution."""
     meta, name = found.metadata, canonicalize_name(found.metadata["Name"])
     licence = meta.get("License-Expression") or meta.get("License") or ""
     if len(licence) > TEXT or "\n" in licence:
@@ -50,7 +50,7 @@ def component(found: Distribution) -> Component:
 
 
 def bill(wheel: Path, site: Path) -> Bom:
-    """The bill of a wheel. Raises KeyError where a package that is required is not installed."""
+    """Return the bill of materials of a wheel. Raises KeyError if a required package is not installed."""
     installed = {canonicalize_name(d.metadata["Name"]): d for d in reversed(list(distributions(path=[str(site)])))}
     bom, parts = Bom(), {NAME: component(installed[NAME])}
     bom.metadata.component = parts[NAME]
@@ -75,7 +75,7 @@ def bill(wheel: Path, site: Path) -> Bom:
 
 
 def main(wheel: str, site: str, file: str) -> None:
-    """Write it, once it is valid."""
+    """Validate and write the bill of materials of a wheel."""
     text = JsonV1Dot6(bill(Path(wheel), Path(site))).output_as_string(indent=1)
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise SystemExit(f"sbom: {error}")

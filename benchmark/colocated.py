@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from laps_core.policy.decode import LEAST_TARGET_S
 
-from benchmark.results import Column, Command, Comparison, Parser, Piece, bars, count, in_turns, positive, quantile
+from benchmark.results import Column, Command, Comparison, Parser, Piece, bars, count, positive, quantile, take_turns
 from benchmark.rig import CPU, MODELS, ON, SPF, Device, Variant, add_device, model, servers, with_path
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
@@ -87,7 +87,7 @@ class Request:
             raise ConnectionError(f"{url}: {len(self.came_s)} tokens of {self.new} came")
 
 
-Played = tuple[list[Request], float]
+Round = tuple[list[Request], float]
 """One round: its answered requests, and its duration (seconds)."""
 
 
@@ -143,9 +143,9 @@ def server(name: str, args: argparse.Namespace) -> servers.Server:
     return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
 
 
-def played(
+def run_rounds(
     names: Sequence[str], rounds: int, args: argparse.Namespace, warm: tuple[int, int], tokens: int | None = None
-) -> tuple[dict[str, list[Played]], dict[str, Any]]:
+) -> tuple[dict[str, list[Round]], dict[str, Any]]:
     """Run all rounds, the servers in turns; return the rounds, and the ``decode`` part of LAPS's status. ``warm``:
     streams and long prompts of a warm-up; ``tokens``: length of each stream. Raises ServerError or ConnectionError."""
     running, say = {name: server(name, args) for name in names}, args.say
@@ -157,11 +157,11 @@ def played(
             documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
             asyncio.run(serve(one.url, [*requests[:streams], *documents]))
 
-        def once(i: int, name: str) -> Played:
+        def once(i: int, name: str) -> Round:
             requests = [replace(r, new=tokens or r.new) if r.kind == "stream" else r for r in load(args.seed + i, args)]
             return requests, asyncio.run(serve(running[name].url, requests))
 
-        return in_turns(names, rounds, once, say), running[LAPS].laps_status()["decode"]
+        return take_turns(names, rounds, once, say), running[LAPS].laps_status()["decode"]
 
 
 class Tokens(NamedTuple):
@@ -180,7 +180,7 @@ def tokens(requests: Sequence[Request]) -> Tokens:
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
-def as_even(seen: Comparison) -> list[str]:
+def stock_as_smooth(seen: Comparison) -> list[str]:
     """Return the stock settings whose streams wait no longer than those of LAPS (P99 between tokens); if there are
     none, the setting whose streams wait least."""
     stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
@@ -190,7 +190,7 @@ def as_even(seen: Comparison) -> list[str]:
 
 def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
     """Return the piece for the report."""
-    even, target_s = as_even(seen), decode["target_ms"] / 1e3
+    even, target_s = stock_as_smooth(seen), decode["target_ms"] / 1e3
     text = (
         f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
         f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
@@ -233,7 +233,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> Piece:
     """Compare all servers."""
-    seen, decode = played(tuple(VARIANTS), args.rounds, args, (args.streams // 2 + 1, 0))
+    seen, decode = run_rounds(tuple(VARIANTS), args.rounds, args, (args.streams // 2 + 1, 0))
     what = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
     rounds = {name: [figures(*one) for one in of] for name, of in seen.items()}
     return piece(Comparison(rounds), decode, args.seed, {**settings(args), "device": what})

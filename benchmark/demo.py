@@ -17,7 +17,7 @@ from pathlib import Path
 
 from laps_plan.pictures import distributions
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import in_turn
+from laps_plan.traffic.streams import chain_conversations
 
 from benchmark.load import Answer, Prompts, client
 from benchmark.results import KINDS, QUANTILES, Column, Command, Comparison, Parser, Piece, brief, curve, positive
@@ -48,7 +48,7 @@ def turns(user: int, rng: random.Random, span_s: float) -> Iterator[Job]:
     at_s, history, n = 0.0, 0, 0
     while (at_s := at_s + rng.uniform(*PACE_S)) < span_s:
         history, tokens = history if n % TURNS else 0, rng.randint(*TURN_TOKENS)
-        yield Job(at_s, tokens, history, 1 + user + SESSIONS * (n // TURNS), goes_on=True)
+        yield Job(at_s, tokens, history, 1 + user + SESSIONS * (n // TURNS), continues_stream=True)
         history, n = history + tokens, n + 1
 
 
@@ -65,7 +65,7 @@ def jobs(seed: int, span_s: float, document_rate: float) -> list[Job]:
     """Return the mixed load for `span_s` seconds."""
     rng = random.Random(seed)
     users = [job for user in range(SESSIONS) for job in turns(user, random.Random(rng.random()), span_s)]
-    return in_turn([*users, *documents(document_rate, span_s, rng)])
+    return chain_conversations([*users, *documents(document_rate, span_s, rng)])
 
 
 def require_answers(answers: Sequence[Answer], name: str, logs: Path) -> None:
@@ -79,8 +79,10 @@ def require_answers(answers: Sequence[Answer], name: str, logs: Path) -> None:
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
-    p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ones)")
+    p.add_argument(
+        "--utilisation", type=positive, default=0.4, help="prefill server's share of time for documents (0.4)"
+    )
+    p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ports)")
 
 
 def run(args: argparse.Namespace) -> Piece:
@@ -123,7 +125,7 @@ def run(args: argparse.Namespace) -> Piece:
     return Piece("demo", "Short turns and long documents", text, args.seed, [table], [], captions, data)
 
 
-def told(piece: Piece) -> int:
+def exit_code(piece: Piece) -> int:
     """Print errors of failed requests; return 1 if a request failed, else 0."""
     for error in piece.data["errors"][:5]:
         print(f"demo: a request failed: {error}", file=sys.stderr)
@@ -131,7 +133,7 @@ def told(piece: Piece) -> int:
 
 
 COMMAND = Command(
-    "./run demo", __doc__, run, options, out="demo", rounds=2, seed=1, seconds=17.0, live=True, status=told
+    "./run demo", __doc__, run, options, out="demo", rounds=2, seed=1, seconds=17.0, live=True, status=exit_code
 )
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def options(p: Parser) -> None:
 
 def run(args: Namespace) -> Piece:
     """Run the demo."""
-    seen, decode = colocated.played((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
+    seen, decode = colocated.run_rounds((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
     # Figures over all requests of a variant's rounds.
     result = {
         name: colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))

@@ -1,4 +1,4 @@
-"""One prefill server at a time for all tests that name the same one, and the order of tests that makes it so."""
+"""Fixtures that share one prefill server among all tests with the same setup, and the order of tests for this."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, start
 from benchmark.rig import servers
 
 PORTS = 17_280
-"""Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
+"""First port of the workers: above the ports that Mooncake chooses, below those of SGLang and ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
 """Test files that start several servers."""
 DEMOS = "demos"
-"""The process that they run in."""
+"""Scope (one process) in which the files of ``BY_THEMSELVES`` run."""
 IN_PROCESS = "server"
-"""Folder of tests that import SGLang themselves: in one process, for that takes its time."""
+"""Folder of tests that import SGLang themselves; they share one process because the import is slow."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Servers start lean, as copies of one process; workers choose ports apart from each other, and from the commands
-    that tests start."""
+    """Let servers start without needless imports, as copies of one process. Give each worker its own range of ports,
+    apart from the ports of commands that tests start."""
     os.environ.update({**lean.environment(), **warm.ENV})
-    os.environ.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", "120")  # seconds, in which a busy machine generates a token
+    os.environ.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", "120")  # seconds: a busy machine needs them for a token
     os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
     servers.execute = warm.SGLANG.start
     if not lean.GPU.exists():
         sys.path.insert(0, str(lean.NO_GPU))
-    # How long an example takes is the machine's affair; and the same code has the same result each time, unless asked.
+    # No deadline: an example's time depends on the machine. Same code, same examples, unless LAPS_NEW_EXAMPLES is set.
     settings.register_profile(
         "laps",
         deadline=None,
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def scope(nodeid: str) -> str:
-    """Return what runs in one process, from a test's id: the tests of a server, or of a file."""
+    """Return the scope of a test from its id: its server or its file. The tests of a scope run in one process."""
     file = nodeid.partition("::")[0]
     if Path(file).name in BY_THEMSELVES:
         return DEMOS
@@ -63,7 +63,7 @@ def scope(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Scopes go to the workers in the order of the tests."""
+    """Return a scheduler that gives scopes to the workers in the order of the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByScope(LoadScopeScheduling):
@@ -75,7 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def setup_of(item: pytest.Item) -> Setup | None:
-    """The server that a test runs on."""
+    """Return the setup of the server on which a test runs; None if it needs no server."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     found = params.get("prefill")
     return found if isinstance(found, Setup) else None
@@ -83,10 +83,10 @@ def setup_of(item: pytest.Item) -> Setup | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: what starts several servers first, for it takes longest, then the demos; then server after
-    server; then what needs none.
+    """Sort the tests: tests with several servers first because these take longest, then the demos, then server after
+    server (those with most tests first), then tests without a server.
 
-    xdist gives a process its next scope while the last one still has two tests: small scopes at the end keep both busy.
+    xdist assigns the next scope while the last one still has two tests; small scopes at the end keep all workers busy.
     """
     scopes, setups = [scope(item.nodeid) for item in items], [setup_of(item) for item in items]
     count = Counter(scopes)
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def beside() -> Iterator[Beside]:
-    """Servers that run beside the prefill server."""
+    """Provide servers that run beside the prefill server."""
     running = Beside()
     yield running
     running.close()
@@ -115,7 +115,7 @@ def beside() -> Iterator[Beside]:
 def prefill(
     request: pytest.FixtureRequest, beside: Beside, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prefill]:
-    """The server that the test's marks name."""
+    """Provide the running server that the test's marks name."""
     setup: Setup = request.param
     beside.of(setup.group or setup.name)
     with started(setup, tmp_path_factory.mktemp(setup.name)) as running:
@@ -124,27 +124,27 @@ def prefill(
 
 @pytest.fixture
 def clean(prefill: Prefill) -> Iterator[None]:
-    """The server is unharmed by the test."""
+    """Require after the test that the server is unharmed."""
     yield
     prefill.must_be_clean()
 
 
 @pytest.fixture(scope="session")
 def references() -> dict[Path, Reference]:
-    """References made so far, by checkpoint."""
+    """Provide the references made so far, by checkpoint."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that all processes of the run share."""
+    """Return the folder that all processes of the run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture
 def reference(prefill: Prefill, references: dict[Path, Reference], run_folder: Path) -> Reference:
-    """The server's model under transformers."""
+    """Provide the server's model under transformers."""
     folder = checkpoint(prefill.setup.shape)
     if folder not in references:
         references[folder] = Reference(folder, run_folder / "references")
@@ -153,7 +153,7 @@ def reference(prefill: Prefill, references: dict[Path, Reference], run_folder: P
 
 @pytest.fixture(autouse=True)
 def _numbers_next_to_zero() -> Iterator[None]:
-    """The host platform flushes them once SGLang's model runner is imported; other tests of the process have them."""
+    """Keep denormal numbers for other tests: the host platform flushes them once SGLang's model runner is imported."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_flush_denormal(False)

@@ -1,14 +1,14 @@
-"""Mutation check of the pure rooms: does a unit test fail where one of their operators is another one?
+"""Mutation check of the pure modules: does a unit test fail if one operator is replaced by another?
 
     ./run mutants                                                     # all of them: half an hour
     ./run mutants python/laps_core/busy.py                            # a file, or a folder
-    ./run mutants python/laps_core/busy.py test/unit/test_core.py     # by these tests alone
+    ./run mutants python/laps_core/busy.py test/unit/test_core.py     # with these tests only
 
-Mutants are made in memory, one operator at a time: of comparison, of arithmetic, ``and``, ``or``, ``not``. Each is a
-fork of one process that has the libraries loaded. A first run notes which tests enter which function; a mutant meets
-the tests of its own function, quick ones first, until one fails. Mutants that change nothing anybody may rely on stand
-in mutants.toml with the reason. Exit code 1: fewer than 90% are killed, one that lives is not in that file, or one
-in it is no mutant any more.
+A mutant has one changed operator: a comparison, arithmetic, ``and``, ``or``, ``not``. Mutants are made in memory and
+tested in forks of one process that has loaded the libraries. A first run records which tests enter which function. The
+tests of a mutant's function then run, quick ones first, until one fails. mutants.toml lists the mutants that change no
+behaviour to rely on, with the reason. Exit code 1: fewer than 90% are killed, a survivor is not in that file, or an
+entry of the file is no mutant any more.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ PURE = sorted((REPO / "python/laps_core").rglob("*.py")) + [
 ]
 BAR = 0.9
 QUICK = 25
-"""So many tests are tried before all others: most mutants do not survive them."""
+"""Number of tests that run first; most mutants do not survive these."""
 MOST_S = 60.0
-"""So long the tests of one mutant may take in all, as the first run measures them: one that no quicker test notices
-lives (seconds)."""
+"""Most time for the tests of one mutant (seconds, as measured in the first run); slower tests beyond it do not run."""
 PAIRS = (
     (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn),
     (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr), (ast.And, ast.Or),
@@ -67,13 +66,13 @@ class Mutant:
     file: Path
     line: int
     function: int
-    """Line where the function begins that it is in; 0: in none."""
+    """First line of the enclosing function; 0 if there is none."""
     change: str
     code: CodeType
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
-    """All of a file."""
+    """Yield all mutants of a file."""
     tree = ast.parse(file.read_text())
     for node, function in _inside(tree, 0):
         for name, value in _changes(node):
@@ -86,7 +85,7 @@ def mutants(file: Path) -> Iterator[Mutant]:
 
 
 def _inside(node: ast.AST, function: int) -> Iterator[tuple[Any, int]]:
-    """Every node with the line where its function begins; no annotations."""
+    """Yield every node except annotations, with the first line of its function."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         function = min(n.lineno for n in (node, *node.decorator_list))
     yield node, function
@@ -97,19 +96,19 @@ def _inside(node: ast.AST, function: int) -> Iterator[tuple[Any, int]]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Fields of a node, with what each becomes."""
+    """Yield changes of a node: (field, new value)."""
     if isinstance(node, ast.Compare):
         for i, op in enumerate(node.ops):
             yield "ops", [*node.ops[:i], SWAPS[type(op)](), *node.ops[i + 1 :]]
     elif isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in SWAPS:
         yield "op", SWAPS[type(node.op)]()
     elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Invert):
-        # Twice is as good as never, and holds for every type.
+        # Applied twice, an operator has no effect; this works for every type.
         yield "operand", ast.UnaryOp(node.op, node.operand)
 
 
 class Trace:
-    """Notes for each test how long it takes (seconds) and the functions of the pure rooms that it enters."""
+    """Plugin of pytest that records each test's time (seconds) and the functions of the pure modules that it enters."""
 
     def __init__(self, to: Path) -> None:
         self._to, self._found, self._failed = to, dict[str, Any](), list[str]()
@@ -138,7 +137,7 @@ class Trace:
 
 
 class Chosen:
-    """Keeps these tests only, in this order."""
+    """Plugin of pytest that keeps only these tests, in this order."""
 
     def __init__(self, tests: Sequence[str]) -> None:
         self._rank = {test: i for i, test in enumerate(tests)}
@@ -148,7 +147,7 @@ class Chosen:
 
 
 def forked(work: Callable[[], int], limit_s: float) -> int | None:
-    """Exit code of ``work`` in a process of its own; None: it was not done within ``limit_s``."""
+    """Run ``work`` in a fork and return its exit code; None if it was not done within ``limit_s``."""
     if not (pid := os.fork()):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
@@ -170,7 +169,7 @@ def forked(work: Callable[[], int], limit_s: float) -> int | None:
 
 
 def tested(mutant: Mutant | None, paths: Sequence[str], plugin: object) -> int:
-    """Run tests with the mutant in place of its file; pytest's exit code."""
+    """Run tests with the mutant in place of its file and return pytest's exit code."""
     stock = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
@@ -181,7 +180,7 @@ def tested(mutant: Mutant | None, paths: Sequence[str], plugin: object) -> int:
 
 
 def survives(mutant: Mutant, tests: Sequence[tuple[float, str]]) -> bool:
-    """Return True if no test fails; ``tests``: (seconds, id), all that may, of which the slowest are left out."""
+    """Return True if no test fails. ``tests``: (seconds, id); the slowest beyond ``MOST_S`` in total are skipped."""
     tests = sorted(tests)
     tests = [t for t, so_far in zip(tests, accumulate(s for s, _ in tests), strict=True) if so_far <= MOST_S]
     names = [name for _, name in tests]
@@ -194,7 +193,7 @@ def survives(mutant: Mutant, tests: Sequence[tuple[float, str]]) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the files and folders of ``argv``; 0 if enough mutants are killed and the others explained."""
+    """Check the files and folders of ``argv``. Return 0 if enough mutants are killed and all others are explained."""
     os.chdir(REPO)
     paths = [Path(a).resolve() for a in argv]
     suite = [str(p) for p in paths if (REPO / "test") in p.parents] or ["test/unit"]
@@ -207,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
     )
     hypothesis.settings.load_profile("mutants")
     with contextlib.redirect_stdout(io.StringIO()):
-        # Loads pytest's plugins for all forks, and none of our modules.
+        # Load pytest's plugins for all forks, but none of our modules.
         pytest.main(["--collect-only", "-p", "no:cacheprovider", "test/unit/test_links.py"])
     print("which tests enter which function ...", file=sys.stderr)
     with tempfile.NamedTemporaryFile() as found:

@@ -34,7 +34,7 @@ class Claim(NamedTuple):
     text: str
     value: Callable[[Runs], float]
     reached: Callable[[float], bool]
-    told: Callable[[float], str]
+    to_text: Callable[[float], str]
     why: str
     closed: bool = False
     """True for a claim about closed loops."""
@@ -46,8 +46,8 @@ def rows(real: Runs, simulated: Runs, model: str, servers: int) -> list[Sequence
     for claim in claims(real, simulated, model, servers):
         values = [claim.value(runs) for runs in ((simulated,) if claim.closed else (real, simulated))]
         verdict = "reached" if claim.reached(values[0]) else "not reached"
-        told = ["-"] * claim.closed + [claim.told(value) for value in values]
-        found.append((claim.text, *told, verdict, claim.why))
+        shown = ["-"] * claim.closed + [claim.to_text(value) for value in values]
+        found.append((claim.text, *shown, verdict, claim.why))
     return found
 
 

@@ -57,7 +57,7 @@ class Simulator:
         how: dict[str, Any] = {"chunk": chunk, "seed": seed, "knobs": self.knobs, "overlap": self.overlap}
         return run(variant, Trace(jobs), self.profile, **how)
 
-    def beside(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
+    def compare(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
         """Return measured and simulated figures by policy. ``rounds``: jobs of each; ``seen``: measured rounds."""
 
         def figures(new: Sequence[int], cached: Sequence[int], one: Round) -> dict[str, float]:

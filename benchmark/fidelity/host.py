@@ -31,7 +31,7 @@ PAUSE_S = 0.03
 
 
 @dataclass
-class Alone:
+class LoneRequests:
     """Lengths and TTFTs of lone requests."""
 
     tokens: list[int]
@@ -39,7 +39,7 @@ class Alone:
     """Seconds."""
 
     @classmethod
-    def on(cls, fleet: Fleet, name: str, seed: int) -> Alone:
+    def measure(cls, fleet: Fleet, name: str, seed: int) -> LoneRequests:
         """Send every length of LADDER, in random order. The pauses are like those under load, because a server that has
         just answered is quicker."""
         rng = random.Random(f"{seed} alone")
@@ -62,7 +62,7 @@ class Host:
     device: Profile
     chunk: int
     """Tokens."""
-    alone: Alone
+    alone: LoneRequests
 
     def profile(self, slowed: float) -> Profile:
         """Return the device's profile with this host, ``slowed`` times as slow as with lone requests.
@@ -91,7 +91,7 @@ class Host:
             },
         )  # fmt: skip
 
-    def under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float]) -> Profile:
+    def profile_under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float]) -> Profile:
         """Return the profile with the least slowdown of the host (1 to 3) whose simulated median TTFT of short requests
         exceeds the measured one. ``jobs``, ``ttft``: the load and its measured TTFTs (seconds)."""
         wanted = quantiles([job.new for job in jobs], ttft)["short P50"]

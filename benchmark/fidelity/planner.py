@@ -43,7 +43,7 @@ def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     words += ["--variants", ",".join((FCFS, SPF, LAPS)), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
     asked = serve.COMMAND.parse([*words, "--seed", str(args.seed), "--out", str(out)])
     seen: list[Compared] = []
-    yield from serve.compared(asked, done=seen.append)
+    yield from serve.run(asked, done=seen.append)
     device: Device = asked.device
     simulator = Simulator(Profile.load(device.laps["profile"]), device.chunk, device.knobs)
     what = f"{device.what}; {asked.utilisation:.0%} of its capacity, {args.rounds} times {args.seconds:g} s, one server"
@@ -69,7 +69,7 @@ def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
     """Return the measured and simulated figures of a load. Raises ConnectionError if a request failed."""
     rounds = [[a.job for a in answers] for answers in compared.answers[FCFS]]
     seen = {name: [round_of(name, answers) for answers in compared.answers[name]] for name in PLANS}
-    return simulator.beside(rounds, seen, seed)
+    return simulator.compare(rounds, seen, seed)
 
 
 COMMAND = Command(

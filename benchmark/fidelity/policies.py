@@ -21,9 +21,9 @@ from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
-from benchmark.fidelity.host import Alone, Host
+from benchmark.fidelity.host import Host, LoneRequests
 from benchmark.load import Prompts, Target
-from benchmark.results import Column, Command, Comparison, Figure, Namespace, Parser, Piece, Table, bars, in_turns
+from benchmark.results import Column, Command, Comparison, Figure, Namespace, Parser, Piece, Table, bars, take_turns
 from benchmark.results.pictures import against
 from benchmark.rig import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Device, Fleet, Variant, devices, get_json
 
@@ -105,7 +105,7 @@ def run(args: Namespace) -> Piece:
     seen: dict[float, dict[str, list[Round]]] = {}
     with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
         args.say("lone requests")
-        host = Host(known, device.chunk, Alone.on(fleet, LONE.name, args.seed))
+        host = Host(known, device.chunk, LoneRequests.measure(fleet, LONE.name, args.seed))
         rate = capacity(host.profile(1.0), device.chunk, args.seed)
         args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
@@ -117,11 +117,11 @@ def run(args: Namespace) -> Piece:
             def once(i: int, name: str, jobs: list[list[Job]] = jobs) -> Round:
                 return measure(fleet, name, jobs[i], args.seed + i)
 
-            rounds[load], seen[load] = jobs, in_turns(POLICIES, count, once, args.say, f"{load:g}: ")
+            rounds[load], seen[load] = jobs, take_turns(POLICIES, count, once, args.say, f"{load:g}: ")
         emulators = {p: emulator(fleet.prefill(p)) for p in POLICIES}
-    calibrated = host.under_load(FCFS, training, trained)
+    calibrated = host.profile_under_load(FCFS, training, trained)
     simulator = Simulator(calibrated, device.chunk, device.knobs)
-    loads = {load: simulator.beside(rounds[load], of, args.seed) for load, of in seen.items()}
+    loads = {load: simulator.compare(rounds[load], of, args.seed) for load, of in seen.items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
     tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []

@@ -24,7 +24,7 @@ from laps_plan.traffic.lengths import lmsys, mix, uniform
 
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulator, drawn, measure
 from benchmark.load import Homes, Prompts, SessionPrompts
-from benchmark.results import Bar, Command, Namespace, Parser, Piece, bars, in_turns
+from benchmark.results import Bar, Command, Namespace, Parser, Piece, bars, take_turns
 from benchmark.rig import LAPS, ON, REPO, SPF, Device, Fleet, Variant, checkpoints, devices, flush, get_json
 from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S, TURNS
 
@@ -179,7 +179,7 @@ def run(args: Namespace) -> Piece:
             told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             return answered
 
-        seen = in_turns([v.name for v in found], args.rounds, once, args.say)
+        seen = take_turns([v.name for v in found], args.rounds, once, args.say)
     text = (
         f"{RANKS} scheduler processes, {device.what}. {load.what}; {load.rate:g} requests/s of the unscaled device, "
         f"{args.rounds} rounds of {args.seconds:g} s."
@@ -189,7 +189,7 @@ def run(args: Namespace) -> Piece:
         "groups": [rank["group"] for rank in told[LAPS][0].get("ranks", [])],
         "emulator": {name: [state.get("emulated") for state in of] for name, of in states.items()},
     }
-    return piece(load, simulator(load, profile, slow).beside(rounds, seen, args.seed), text, args.seed, data)
+    return piece(load, simulator(load, profile, slow).compare(rounds, seen, args.seed), text, args.seed, data)
 
 
 def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulator:

@@ -118,7 +118,7 @@ class Run:
         def make() -> tuple[Piece, Path]:
             asked = serve.COMMAND.parse([*words, "--device", DRY if self.dry else CUDA])
             asked.device = device
-            ((piece, left),) = serve.compared(asked, fleet)
+            ((piece, left),) = serve.run(asked, fleet)
             if fleet and name == "graphs":
                 fleet.target(GRAPHS)
                 status = get_json(fleet.prefill(GRAPHS), "/laps_status") or {}
@@ -139,7 +139,7 @@ def gpus() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run gpu", __doc__, "gpu", rounds=3, seed=1, seconds=8.0)
     p.add_argument("--dry-run", action="store_true", help="on a machine without a GPU: emulated devices, tiny models")
-    p.add_argument("--minutes", type=positive, default=30.0, help="no piece is begun after so long (30)")
+    p.add_argument("--minutes", type=positive, default=30.0, help="start no piece after this many minutes (30)")
     words = f"some of {','.join(PIECES)}"
     p.add_argument("--only", type=some_of(PIECES, "piece"), default=list(PIECES), help=words)
     args = p.parse_args(argv)

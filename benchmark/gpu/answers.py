@@ -55,11 +55,11 @@ def small(cuda: bool, ranks: int) -> Device:
     )  # fmt: skip
 
 
-def ask(url: str, ids: list[int], room: int) -> Answer:
+def ask(url: str, ids: list[int], bootstrap_room: int) -> Answer:
     """Send a prompt to a server without a decode server; return the answer. Raises OSError, ConnectionError."""
     body = {
         "input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
-        "top_logprobs_num": 2, **without_decode_server(room),
+        "top_logprobs_num": 2, **without_decode_server(bootstrap_room),
     }  # fmt: skip
     request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:

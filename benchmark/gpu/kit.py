@@ -71,7 +71,7 @@ class Kit:
         if time.monotonic() > self._ends:
             self.miss([name], "no time was left for it")
             return
-        self.say(f"{name}: begins")
+        self.say(f"{name}: starts")
         try:
             with limited(PIECE_S):
                 piece, left = make()
@@ -80,7 +80,7 @@ class Kit:
             return
         piece.name = f"gpu-{name}"
         folder = self.out / piece.name
-        piece.leave(folder, "./run gpu", self._argv)
+        piece.save_and_print(folder, "./run gpu", self._argv)
         for picture in piece.pictures if left != folder else ():
             shutil.copy(left / picture, folder)
 

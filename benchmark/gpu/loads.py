@@ -13,7 +13,7 @@ from typing import Any
 from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, client
-from benchmark.results import Bar, Figure, Piece, Table, bars, in_turns, quantile, ratio
+from benchmark.results import Bar, Figure, Piece, Table, bars, quantile, ratio, take_turns
 from benchmark.rig import FCFS, LAPS, ON, Device, Fleet, Progress, ServerError, Variant, get_json, variants
 from benchmark.serve import slices
 
@@ -71,7 +71,7 @@ def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) ->
         bodies = fleet.prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (REQUESTS + 1), seed * 7000 + i)
         return asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]
 
-    seen = in_turns(names, rounds, once, lambda _: None)
+    seen = take_turns(names, rounds, once, lambda _: None)
     figures = [
         Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), bars.LONE)
         for name in names

@@ -151,11 +151,6 @@ class Loop:
         """Return request rate, mean TTFT and Little's ratio over whole cycles."""
         return steady(self.asked, self.clients, self.begin_s, self.end_s)
 
-    @property
-    def rate(self) -> float:
-        """Return the requests answered per second."""
-        return self.steady.requests_per_s
-
 
 async def closed(
     target: Target,

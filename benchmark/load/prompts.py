@@ -19,9 +19,9 @@ FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's own constant: a prefill server answers requests with this host without any decode server."""
 
 
-def without_decode_server(room: int) -> dict[str, Any]:
+def without_decode_server(bootstrap_room: int) -> dict[str, Any]:
     """Return the fields of a request that a prefill server answers alone."""
-    return {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": room}
+    return {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": bootstrap_room}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Prompts:
 
     def ids(self, job: Job, rng: Any) -> list[int]:
         """Return the prompt of ``job``."""
-        if self.reuse and job.goes_on:
+        if self.reuse and job.continues_stream:
             return self.stream(job.stream)[: job.cached + job.new].tolist()  # type: ignore[no-any-return]
         own = rng.integers(*self.vocabulary, size=job.new)
         history = self.stream(job.stream)[: job.cached] if self.reuse else own[:0]
@@ -81,7 +81,7 @@ class Prompts:
         for job in jobs if self.reuse else ():
             # A conversation's turns send what they add, so only the history of the first turn is older.
             known = tokens.get(job.stream, job.cached)
-            tokens[job.stream] = known if job.goes_on else max(known, job.cached)
+            tokens[job.stream] = known if job.continues_stream else max(known, job.cached)
         return [self.whole_stream(stream, n) for stream, n in tokens.items() if n]
 
     def _post(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from benchmark.results.piece import Piece, called
+from benchmark.results.piece import Piece, command_text
 from benchmark.rig import REPO, Progress, ServerError
 
 
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, program: str, doc: str | None) -> None:
         raw = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=called(program, []), description=doc, formatter_class=raw)
+        super().__init__(prog=command_text(program, []), description=doc, formatter_class=raw)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -126,7 +126,7 @@ class Command:
                 made = self.run(args)
                 for piece, out in [(made, args.out)] if isinstance(made, Piece) else made:
                     args.say.done()
-                    piece.leave(out, self.program, argv, every=self.every)
+                    piece.save_and_print(out, self.program, argv, every=self.every)
                     code = max(code, self.status(piece))
             finally:
                 args.say.done()

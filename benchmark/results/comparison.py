@@ -25,7 +25,7 @@ def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield i, name
 
 
-def in_turns(
+def take_turns(
     names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
 ) -> dict[str, list[T]]:
     """Call ``once(round, name)`` interleaved; return the results by name. ``what``: text printed before the round."""

@@ -90,10 +90,10 @@ class Piece:
         path.write_text(json.dumps(asdict(self), indent=1).replace(f"{REPO}/", "") + "\n")
         return path
 
-    def leave(self, out: Path, program: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
+    def save_and_print(self, out: Path, program: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
         """Save the piece at the end of a command, with the command line, and print its tables and the figures with a
         bar (all with ``every``)."""
-        self.command = called(program, argv)
+        self.command = command_text(program, argv)
         path = self.write(out)
         for one in self.tables:
             print(f"\n{one}")
@@ -112,7 +112,7 @@ class Piece:
         return cls(**raw)
 
 
-def called(program: str, argv: Sequence[str] | None) -> str:
+def command_text(program: str, argv: Sequence[str] | None) -> str:
     """Return the command line of this run, for the report. Paths are relative to the repository; paths outside it are
     left out. ``program``: a module, or a command that begins with "./"."""
     said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]

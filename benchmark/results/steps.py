@@ -25,7 +25,7 @@ class Step:
     module: str
     args: str = ""
     """Separated by spaces."""
-    leaves: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
     """Pieces written, each into its own folder below the report's; empty: one piece with the step's name."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the command."""
@@ -46,7 +46,7 @@ GPU = (
     *("answers", "answers-tp2", "closed", "graphs", "agents", "latency", "ladder-0.5B", "ladder-7B"),
 )
 STEPS: dict[str, Step] = {
-    "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
+    "headline": Step("benchmark.serve.headline", pieces=("headline", "overload")),
     "closed": Step("benchmark.serve", "--workload closed --variants fcfs,laps --rounds 3 --concurrency 1 8 32"),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": Step("benchmark.router", "--echo --rounds 3 --seconds 2"),
@@ -66,12 +66,12 @@ STEPS: dict[str, Step] = {
         )
         for n, model, slow in FLEETS
     },
-    "planned": Step("benchmark.fidelity.planner", "--rounds 2", leaves=(*TRACES, "planned")),
+    "planned": Step("benchmark.fidelity.planner", "--rounds 2", pieces=(*TRACES, "planned")),
     "emulated-agents": Step("benchmark.serve", f"{AGENTS} --utilisation 0.7"),
     "emulated-agents-85": Step("benchmark.serve", f"{AGENTS} --utilisation 0.85"),
     "groups": Step("benchmark.fidelity.ranks"),
     "groups-agents": Step("benchmark.fidelity.ranks", "--workload agents --seconds 120"),
-    "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
+    "gpu": Step("benchmark.gpu", pieces=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # This module is part of the tests. Each server imports its modules itself, as in production.
     "faults": Step("warm", "faults --requests 3000", env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}),
 }
@@ -79,7 +79,7 @@ STEPS: dict[str, Step] = {
 
 def command(name: str, step: Step, folder: Path) -> list[str]:
     """Return the command of a step; ``folder`` is the report's."""
-    out = folder if step.leaves else folder / name
+    out = folder if step.pieces else folder / name
     return ["-m", step.module, *step.args.split(), "--out", str(out)]
 
 
@@ -137,7 +137,7 @@ def collect(folder: Path, failed: Mapping[str, str], steps: Mapping[str, Step] =
     there."""
     found = Collected({}, dict(failed))
     for name, step in steps.items():
-        for leaf in step.leaves or (name,) if name not in failed else ():
+        for leaf in step.pieces or (name,) if name not in failed else ():
             words = " ".join(command(name, step, Path("out/report")))
             found.add(leaf, folder, f"not measured (python {words})")
     return found

@@ -58,7 +58,7 @@ class Fleet:
             if self.together is None:
                 self.together = len(self.variants) * self.device.server_gib < free_gib(self.device)
                 if not self.together:
-                    self.say("memory does not hold all servers: one at a time")
+                    self.say("not enough memory for all servers: running one at a time")
             if self.together:
                 launched = [self._launch(v) if self.device.at_once else None for v in self.variants]
                 for variant, server in zip(self.variants, launched, strict=True):

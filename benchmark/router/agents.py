@@ -16,7 +16,7 @@ from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.turns import Turn
 
 from benchmark.load import Prompts, Target, client
-from benchmark.results import FAILED, Column, Comparison, Figure, Namespace, Piece, bars, brief, in_turns
+from benchmark.results import FAILED, Column, Comparison, Figure, Namespace, Piece, bars, brief, take_turns
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.rig import Device, devices, model
 from benchmark.router import KEYED, LAPS, TTFT, best_other, site
@@ -118,7 +118,7 @@ def run(args: Namespace) -> Piece:
             failed = sum(a.ttft_s is None for a in answers)
             return {**brief(counted), "mean_ms": mean_ms, "kept": kept, "failed": failed}
 
-        seen = in_turns(tuple(WAYS), args.rounds, once, args.say)
+        seen = take_turns(tuple(WAYS), args.rounds, once, args.say)
     settings = {"prefill": count, "share": args.share, "seconds": seconds, "device": device.what}
     found = Comparison(seen)
     judged = [Figure.of(f"cached tokens kept, {name}", found.median(name, "kept"), bars.KEPT) for name in (LAPS, NAMED)]

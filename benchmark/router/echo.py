@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from benchmark.load import Target, client, request
-from benchmark.results import Column, Comparison, Namespace, Piece, Table, bars, in_turns, quantile
+from benchmark.results import Column, Comparison, Namespace, Piece, Table, bars, quantile, take_turns
 from benchmark.rig import servers
 from benchmark.router import ALL, LAPS, STOCK, routers
 
@@ -121,7 +121,7 @@ def run(args: Namespace) -> Piece:
                     return measured(up[name], clients, seconds, stream=stream)
 
                 load = f"{'stream' if stream else 'whole'}, {clients} clients"
-                loads[load] = Comparison(in_turns(ALL, args.rounds, once, args.say, f"{load}, "))
+                loads[load] = Comparison(take_turns(ALL, args.rounds, once, args.say, f"{load}, "))
     figures = [
         seen.figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
         for load, seen in loads.items()

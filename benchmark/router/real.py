@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from laps_plan.traffic.job import LONG, SHORT, Job
-from laps_plan.traffic.streams import in_turn, poisson
+from laps_plan.traffic.streams import chain_conversations, poisson
 
 from benchmark.load import Prompts, client
-from benchmark.results import FAILED, Comparison, Namespace, Piece, bars, brief, in_turns
+from benchmark.results import FAILED, Comparison, Namespace, Piece, bars, brief, take_turns
 from benchmark.rig import CPU, FCFS, MODELS, Device, model
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.router import ALL, LAPS, STOCK, TTFT, best_other, site
@@ -41,10 +41,10 @@ def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list
         at_s, history = begin_s, SYSTEM_TOKENS
         for _ in range(TURNS):
             new = rng.randint(*TURN_TOKENS)
-            jobs.append(Job(at_s, new, history, 1 + number, goes_on=True))
+            jobs.append(Job(at_s, new, history, 1 + number, continues_stream=True))
             history += new
             at_s += rng.expovariate(1 / PAUSE_S)
-    return in_turn(job for job in jobs if job.at_s < seconds)
+    return chain_conversations(job for job in jobs if job.at_s < seconds)
 
 
 def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
@@ -75,7 +75,7 @@ def run(args: Namespace) -> Piece:
             up.flush()
             return brief(asyncio.run(client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)))
 
-        seen = in_turns(names, args.rounds, once, args.say)
+        seen = take_turns(names, args.rounds, once, args.say)
     where = device.what if own else "this machine"
     settings = {
         "prefill": count, "laps": args.laps_prefill, "device": where,

@@ -78,7 +78,7 @@ def base_of(names: Sequence[str], wanted: str | None) -> str:
     return wanted or (BASE if BASE in names else names[0])
 
 
-def raw(compared: Compared, path: Path) -> None:
+def write_requests(compared: Compared, path: Path) -> None:
     """Write every request: variant, round, time, class, tokens, TTFT."""
     with gzip.open(path, "wt", encoding="utf-8", newline="") as f:
         out = csv.writer(f)
@@ -95,7 +95,7 @@ def piece_of_open(
 ) -> Piece:
     """Return tables, ratios and the picture of a comparison; writes ``requests.csv.gz`` beside them."""
     out.mkdir(parents=True, exist_ok=True)
-    raw(compared, out / "requests.csv.gz")
+    write_requests(compared, out / "requests.csv.gz")
     seen = {name: [a for answers in rounds for a in answers] for name, rounds in compared.answers.items()}
     curves = {kind: {n: curve(answers, kind) for n, answers in seen.items()} for kind in KINDS}
     title, picture = f"{workload.name} at {settings.utilisation:.0%} of capacity", f"{name}.svg"
@@ -103,8 +103,8 @@ def piece_of_open(
     over, figures = tables.ratios(compared, base)
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
     kind = "short prompts" if isinstance(workload, named.Sea) else "prompts"
-    measured = f"that {compared.measured.on} does in a closed loop of the workload's {kind}"
-    if compared.measured.on == SIMULATED:
+    measured = f"that {compared.measured.variant} does in a closed loop of the workload's {kind}"
+    if compared.measured.variant == SIMULATED:
         measured = f"that {SIMULATED} does with all of them waiting"
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
@@ -131,7 +131,7 @@ def how_served(device: Device, pd: bool, new_only: bool) -> str:
     return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
 
-def compared(
+def run(
     args: argparse.Namespace, up: Fleet | None = None, done: Callable[[Compared], None] = lambda _: None
 ) -> Iterator[tuple[Piece, Path]]:
     """Run each workload; yield its piece and folder. All workloads use the same servers: ``up``, if given. ``done``: is
@@ -188,5 +188,5 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
 
 
-COMMAND = Command("benchmark.serve", __doc__, compared, options, check_arguments, rounds=5, seed=1, seconds=10.0)
+COMMAND = Command("benchmark.serve", __doc__, run, options, check_arguments, rounds=5, seed=1, seconds=10.0)
 main = COMMAND.main

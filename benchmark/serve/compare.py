@@ -21,7 +21,7 @@ from laps_plan.traffic.little import Steady
 from laps_plan.traffic.named import Offer, Workload
 
 from benchmark.load import Answer, Loop, Prompts, Target, client
-from benchmark.results import Comparison, Slo, in_turns, quantile
+from benchmark.results import Comparison, Slo, quantile, take_turns
 from benchmark.results.metrics import figures
 from benchmark.rig import Device, Fleet, busy_s, flush
 from benchmark.sim.loads import offer
@@ -138,7 +138,7 @@ class Measured:
 
     lone: Lone
     capacity_per_s: float
-    on: str
+    variant: str
     """Variant that gave these figures."""
     steady: Steady | None = None
     """Closed loop that gave the capacity."""
@@ -229,7 +229,7 @@ class Bench:
                 busy.setdefault(name, []).append((after - before) / max(ended, default=settings.span_s))
             return answers
 
-        answers = in_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
+        answers = take_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
         return Compared(measured, Slo(SLO_FACTOR, measured.lone), answers, busy)
 
     def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
@@ -243,7 +243,7 @@ class Bench:
                 bodies, new = self.prompts.bodies(jobs, settings.seed * 1000 + i), [job.new for job in jobs]
                 return fixed_work(self.servers.target(name), bodies, n, new)
 
-            seen = in_turns(self.names, settings.rounds, once, self.say, f"closed loop of {n}: ")
+            seen = take_turns(self.names, settings.rounds, once, self.say, f"closed loop of {n}: ")
             points[n] = {
                 name: {
                     "requests_per_s": [len(loop.asked) / (loop.end_s - loop.begin_s) for loop in loops],

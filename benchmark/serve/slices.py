@@ -23,7 +23,7 @@ from laps_core.config import LapsConfig
 from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, Target, client
-from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, in_turns, quantile, ratio
+from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, quantile, ratio, take_turns
 from benchmark.results.bars import LONE, NO_MORE
 from benchmark.rig import BUILT_IN, FCFS, LAPS, Device, Fleet, devices
 
@@ -70,7 +70,7 @@ def measure(fleet: Fleet, rounds: int, tokens: int, seed: int) -> dict[str, Seen
     def once(i: int, name: str) -> tuple[list[float], ...]:
         return one_round(fleet.target(name), fleet.prompts, tokens, seed * 1000 + 100 * i)
 
-    seen = in_turns(NAMES, rounds, once, fleet.say)
+    seen = take_turns(NAMES, rounds, once, fleet.say)
     return {name: Seen(*map(list, zip(*of, strict=True))) for name, of in seen.items()}
 
 
@@ -113,7 +113,7 @@ def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Fi
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    p.add_argument("--tokens", type=at_least(512), default=8192, help="of the long prompt, in one chunk (8192)")
+    p.add_argument("--tokens", type=at_least(512), default=8192, help="tokens of the long prompt, in one chunk (8192)")
     devices.add_device(p)
 
 

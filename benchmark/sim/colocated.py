@@ -14,7 +14,7 @@ from typing import Any
 
 from laps_core.latency.step import StepShape
 from laps_core.policy.decode import LEAST_TARGET_S, TIMES
-from laps_plan.plan.whole import DEFAULT, Question, Row, Trials, answered, best, even, stock
+from laps_plan.plan.whole import DEFAULT, Question, Row, Trials, best, stock, stock_as_smooth, with_answer_lengths
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving, serve
 from laps_plan.sim.streams import Tokens
@@ -122,7 +122,7 @@ class Study:
         self._tell(f"chat with documents, {rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
         short, mean, _ = bars.COLOCATED_MODELS[self.model]
         for figure, bar in (("short P90", short), ("mean TTFT", mean)):
-            rival = best(even(rows, laps), figure)
+            rival = best(stock_as_smooth(rows, laps), figure)
             name = f"{figure}, laps / {rival.serving.name} (the best of stock)"
             self.judge(name, laps.value(figure) / rival.value(figure), bar)
         over = laps.value("long P90") / default.value("long P90")
@@ -138,7 +138,7 @@ class Study:
         self._tell(f"closed loop of {CLIENTS} clients", rows)
         bar = bars.COLOCATED_MODELS[self.model][2]
         for own in rows[:2]:
-            rival = best(even(rows, own), "answers/s")
+            rival = best(stock_as_smooth(rows, own), "answers/s")
             over = own.rate / rival.rate
             against = f"{own.serving.name} / {rival.serving.name} (the best of stock)"
             self.judge(f"requests/s at saturation, {against}", over, bar)
@@ -149,7 +149,7 @@ class Study:
         sessions = turns.agents(AGENTS_LONGEST, THINK_S, TOKEN_S)
         jobs = turns.jobs(turns.stretches(sessions, TURNS, 1.0, float(self.requests), rng), float(self.requests))
         # The turns have answer lengths, so none is drawn.
-        trials = self._trials(answered(Traffic(jobs, "agents"), lambda _: (1, 1), self.seed), load)
+        trials = self._trials(with_answer_lengths(Traffic(jobs, "agents"), lambda _: (1, 1), self.seed), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
         self._goodput("agents", trials, rows)
@@ -158,7 +158,7 @@ class Study:
         q = self.question
         good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
         tried = [q.laps(), q.laps_in_time(), *(r.serving for r in good[:TRIED])]
-        found = {s.name: trials.highest(s, q, 1) for s in tried}
+        found = {s.name: trials.find_highest_rate(s, q, 1) for s in tried}
         cells = [[name, f"{rate:.3g}"] for name, rate in found.items()]
         self.note(f"{what}: requests/s with 90% in time", ("", "requests/s"), cells, found)
         own = {name: rate for name, rate in found.items() if name.startswith(LAPS)}
@@ -183,7 +183,7 @@ class Study:
 def options(p: Parser) -> None:
     """Add the options of this command."""
     p.add_argument("--models", nargs="+", choices=list(KV_TOKENS), default=list(KV_TOKENS))
-    p.add_argument("--requests", type=count, default=1500, help="of a simulation (1500)")
+    p.add_argument("--requests", type=count, default=1500, help="requests of a simulation (1500)")
     p.add_argument("--load", type=positive, default=0.7, help="share of what is estimated to be the most (0.7)")
 
 

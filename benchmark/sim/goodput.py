@@ -42,7 +42,7 @@ class Way:
     policy: str
     """Name of the policy in ``laps_plan.sim.variants.VARIANTS``."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    told: bool = False
+    knows_objectives: bool = False
     """True if the server knows the objectives."""
     chunk: int = 8192
 
@@ -52,11 +52,11 @@ WAYS: dict[str, Way] = {
     "hrrn": Way("hrrn"),
     "shortest-prefill-first": Way("shortest-prefill-first"),
     "shortest-prefill-first, 2048": Way("shortest-prefill-first", chunk=2048),
-    "paper preset": Way("paper", told=True),
-    "s-edf": Way("laps", {"order": "s-edf"}, told=True),
-    "lars": Way("laps", {"order": "lars"}, told=True),
+    "paper preset": Way("paper", knows_objectives=True),
+    "s-edf": Way("laps", {"order": "s-edf"}, knows_objectives=True),
+    "lars": Way("laps", {"order": "lars"}, knows_objectives=True),
     "laps, no deadlines": Way("laps"),
-    "laps": Way("laps", told=True),
+    "laps": Way("laps", knows_objectives=True),
 }
 STOCK = tuple(name for name in WAYS if VARIANTS[WAYS[name].policy].policy)
 
@@ -79,7 +79,7 @@ class Study:
             rows = tasks.jobs(rate, self.requests, self.model, scale, seed)
             begin_s = rows[0].at_s + WARM * (rows[-1].at_s - rows[0].at_s)
             objective_s = {job.at_s: job.slo_s or 0.0 for job in rows if job.at_s >= begin_s}
-            jobs = rows if way.told else [replace(job, slo_s=None) for job in rows]
+            jobs = rows if way.knows_objectives else [replace(job, slo_s=None) for job in rows]
             until_s = rows[-1].at_s + max(objective_s.values()) + DRAIN_S
             record = run(
                 VARIANTS[way.policy], Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,

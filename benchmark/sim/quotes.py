@@ -35,7 +35,7 @@ def options(p: Parser) -> None:
     p.add_argument("--profiles", nargs="+", default=PROFILES, help=f"{', '.join(profiles.names())}, or files")
     p.add_argument("--loads", nargs="+", default=LOADS, choices=list(named.OPEN))
     p.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of what stock fcfs can do (0.5 0.85)")
-    p.add_argument("--requests", type=int, default=3000, help="of each load (3000)")
+    p.add_argument("--requests", type=int, default=3000, help="requests of each load (3000)")
     p.add_argument("--overlap", action="store_true", help="with SGLang's overlap loop")
 
 

@@ -56,7 +56,7 @@ COLUMNS = tuple(
 
 
 @dataclass(frozen=True)
-class Seen:
+class Result:
     """Figures of one simulation without its run-in. Times in seconds; NaN if there were no such requests."""
 
     short_p90_s: float
@@ -70,7 +70,7 @@ class Seen:
     """Little's ratio of a closed loop; NaN for an open load."""
 
     @classmethod
-    def of(cls, o: Outcome, load: Load, due_s: Mapping[float, float]) -> Seen:
+    def of(cls, o: Outcome, load: Load, due_s: Mapping[float, float]) -> Result:
         """Return the figures of an outcome. ``due_s``: deadlines by time of arrival (seconds)."""
         at, ttft, new = (np.asarray(getattr(o.record, name)) for name in ("at", "ttft", "new"))
         slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
@@ -115,7 +115,7 @@ Effects = dict[str, Effect]
 """Effects by the name of the figure."""
 
 
-def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
+def effects(without: Sequence[Result], today: Sequence[Result]) -> Effects:
     """Return the effect of the rule on each figure."""
     found = {name: Effect.of(*([getattr(s, name) for s in seen] for seen in (without, today))) for name in LETTERS}
     return {name: effect for name, effect in found.items() if effect is not None}
@@ -133,11 +133,11 @@ class Case(NamedTuple):
 
 Found = dict[str, dict[Case, Effects]]
 """Rule name -> case -> effects."""
-Today = dict[Case, list[Seen]]
+Today = dict[Case, list[Result]]
 """Figures with all rules: one entry per seed."""
 
 
-def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, times: int) -> Seen:
+def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, times: int) -> Result:
     """Run one simulation, without `rule` if there is one. `times`: factor on the number of requests."""
     seen_as = load.profile(profile)
     stream = load.stream(seen_as, times * load.requests, seed)
@@ -149,10 +149,12 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, tim
             knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
             servers=load.servers, router="pools", alloc=AllocConfig(**{**alloc, **(rule.alloc if rule else {})}),
         )  # fmt: skip
-    return Seen.of(outcome, load, due_s)
+    return Result.of(outcome, load, due_s)
 
 
-def tried(case: Case, names: Sequence[str], seeds: Sequence[int], times: int) -> tuple[list[Seen], dict[str, Effects]]:
+def run_case(
+    case: Case, names: Sequence[str], seeds: Sequence[int], times: int
+) -> tuple[list[Result], dict[str, Effects]]:
     """Return the figures of one case with all rules, and the effects of the rules in ``names`` that apply to it."""
     load = LOADS[case.load]
     once = partial(simulated, load, Profile.load(case.profile), times=times)
@@ -174,7 +176,7 @@ def study(names: Sequence[str], args: argparse.Namespace) -> tuple[Found, Today]
     today: Today = {}
     seeds = range(args.seed, args.seed + args.seeds)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        each = pool.map(partial(tried, names=names, seeds=seeds, times=args.times), cases)
+        each = pool.map(partial(run_case, names=names, seeds=seeds, times=args.times), cases)
         for case, (seen, by) in zip(cases, each, strict=True):
             today[case] = seen
             for name, one in by.items():
@@ -219,7 +221,7 @@ def matrix(found: Found, rules: Sequence[Rule], profile: str) -> Table:
     return Table(profile, ("", *loads), rows, note)
 
 
-def raw(found: Found, today: Mapping[Case, Sequence[Seen]]) -> dict[str, Any]:
+def raw(found: Found, today: Mapping[Case, Sequence[Result]]) -> dict[str, Any]:
     """Return the raw data of the piece (JSON-ready)."""
     return {
         "effects": {
@@ -237,8 +239,8 @@ def options(p: Parser) -> None:
     """Add the options of this command."""
     for name, known in (("rules", [r.name for r in ALL]), ("loads", list(LOADS)), ("profiles", [*PROFILES, GROUP])):
         p.add_argument(f"--{name}", nargs="+", choices=known, default=known)
-    p.add_argument("--seeds", type=count, default=3, help="how many, from --seed on (3)")
-    p.add_argument("--times", type=count, default=1, help="so many times the requests")
+    p.add_argument("--seeds", type=count, default=3, help="number of seeds, from --seed on (3)")
+    p.add_argument("--times", type=count, default=1, help="factor on the number of requests (1)")
 
 
 def measure(args: argparse.Namespace) -> Piece:

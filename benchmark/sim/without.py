@@ -29,7 +29,7 @@ from laps_core.pools.prefixes import Ask
 from benchmark.sim.loads import Kind
 
 Patch = AbstractContextManager[Any]
-put: Callable[[Any, str, Any], Patch] = mock.patch.object
+patch: Callable[[Any, str, Any], Patch] = mock.patch.object
 """Context manager that replaces an attribute of a module or a class while it lasts."""
 
 
@@ -54,8 +54,8 @@ class Rule:
     def taken_out(self) -> Iterator[None]:
         """Run the enclosed simulation without the rule."""
         with ExitStack() as stack:
-            for patch in self.patches:
-                stack.enter_context(patch)
+            for one in self.patches:
+                stack.enter_context(one)
             yield
 
 
@@ -87,7 +87,7 @@ def fills(items: Sequence[Waiting], sizes: Sizes, *, budget: int, **_: Any) -> l
     return picked
 
 
-def _unshared(self: Preemption, now: float, picked: Any, longs: Any, plan: Plan, everybody: float) -> Plan:
+def _unshared(self: Preemption, now: float, picked: Any, longs: Any, plan: Plan, all_waiting: float) -> Plan:
     return plan
 
 
@@ -103,34 +103,41 @@ ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
 
 RULES = (
     Rule("two classes", "all are long", {"length_threshold": 1}),
-    Rule("least work first", "by arrival", patches=[put(batching, "ORDERS", ARRIVAL)]),
+    Rule("least work first", "by arrival", patches=[patch(batching, "ORDERS", ARRIVAL)]),
     Rule("guard", "no share for the oldest", {"guard": 0.0}, bound="wait of a long prompt"),
-    Rule("packing", "chunks are filled", patches=[put(batching, "pack", fills)]),
-    Rule("overtaking", "long prompts preempt none", patches=[put(preemption, "DEPTH", 0)]),
+    Rule("packing", "chunks are filled", patches=[patch(batching, "pack", fills)]),
+    Rule("overtaking", "long prompts preempt none", patches=[patch(preemption, "DEPTH", 0)]),
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
-    Rule("longer gaps for many", "as long as for one", patches=[put(Gap, "watch", _returns(None))]),
-    Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
-    Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _returns(True))]),
-    Rule("shared steps", "steps of one class", patches=[put(Preemption, "share", _unshared)]),
+    Rule("longer gaps for many", "as long as for one", patches=[patch(Gap, "set_paying_longs", _returns(None))]),
+    Rule("saved-up preemptions", "none are saved", patches=[patch(fairness, "SAVED", 1)]),
+    Rule(
+        "preempting must pay", "whenever the gap allows",
+        patches=[patch(Preemption, "should_preempt", _returns(True))],
+    ),
+    Rule("shared steps", "steps of one class", patches=[patch(Preemption, "share", _unshared)]),
     Rule(
         "those still to come", "who waits counts once",
-        patches=[put(exchange, "AHEAD", 1.0), put(preemption, "AHEAD", 1.0)],
+        patches=[patch(exchange, "AHEAD", 1.0), patch(preemption, "AHEAD", 1.0)],
     ),
     Rule(
-        "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
+        "half a chunk preempts", "a whole one", patches=[patch(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
     ),
-    Rule("late decisions", "as soon as a batch runs", patches=[put(Pacer, "put_off", PaperPacer.put_off)]),
+    Rule(
+        "late decisions", "as soon as a batch runs",
+        patches=[patch(Pacer, "decision_time_s", PaperPacer.decision_time_s)],
+    ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
-    Rule("bursts", "clients due back are waited for alone", patches=[put(Window, "arrived", _no_burst)]),
+    Rule("bursts", "clients due back are waited for alone", patches=[patch(Window, "record_arrivals", _no_burst)]),
     Rule(
-        "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
+        "deadlines press", "they wait for the gap",
+        patches=[patch(Gap, "opens_for_deadline_at", _returns(math.inf))], deadlines=True,
     ),
     Rule(
-        "as many in time as can be", "least work first", patches=[put(order, "in_time", _returns(()))], deadlines=True
+        "as many in time as can be", "least work first", patches=[patch(order, "in_time", _returns(()))], deadlines=True
     ),
-    Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
+    Rule("a tenth of the guard if late", "the whole share", patches=[patch(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
 
 # -- rules beyond one server's policy: for memory that runs out, for ranks that plan together, for the router. Copies of
@@ -147,19 +154,21 @@ def _fewest(found: Sequence[Any], ask: Ask) -> Any:
 
 BEYOND = (
     Rule("memory for who is owed it", "none is kept", kind="memory",
-         patches=[put(MemoryHold, "stand_back", _returns(()))], bound="start of a long request"),
+         patches=[patch(MemoryHold, "choose_held_classes", _returns(()))], bound="start of a long request"),
     Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
-    Rule("short steps first", "one step of all", patches=[put(Slices, "shorts_first", _returns(False))], kind="group"),
-    Rule("saved-up preemptions of ranks", "one", patches=[put(group_slices, "SAVED", 1.0)], kind="group"),
+    Rule("short steps first", "one step of all", kind="group",
+         patches=[patch(Slices, "shorts_first", _returns(False))]),
+    Rule("saved-up preemptions of ranks", "one", patches=[patch(group_slices, "SAVED", 1.0)], kind="group"),
     Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
     Rule("those still to come, of ranks", "who waits counts once", kind="group",
-         patches=[put(GroupPlanner, "_learn_arrivals", _returns(None)), put(group_slices, "AHEAD", 1.0)]),
+         patches=[patch(GroupPlanner, "_learn_arrivals", _returns(None)), patch(group_slices, "AHEAD", 1.0)]),
     Rule("first answer", "fewest tokens in flight", kind="router",
-         patches=[put(choice, "first", _fewest)]),
-    Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
-    Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
-    Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _returns(()))], kind="router"),
+         patches=[patch(choice, "first", _fewest)]),
+    Rule("cached history", "prompts count whole", patches=[patch(Ask, "new", _everything)], kind="router"),
+    Rule("delay of others", "its own answer alone", patches=[patch(offers, "BEHIND", 0.0)], kind="router"),
+    Rule("pools where they pay", "one pool", patches=[patch(PoolController, "step", _returns(()))], kind="router"),
     Rule("spill", "own pool only", alloc={"spill": "off"}, kind="divided"),
-    Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="divided"),
+    Rule("spill of long ones in a flood", "to idle servers", kind="divided",
+         patches=[patch(offers, "FLOOD", math.inf)]),
 )  # fmt: skip
 ALL = (*RULES, *BEYOND)

@@ -1,9 +1,9 @@
-"""Scores of prefill servers by what they quote: how a router of yours can use GET and POST /laps_quote.
+"""Score prefill servers by their quotes: an example of a router that uses POST /laps_quote.
 
     python examples/scorer/scorer.py 1200 http://prefill-0:30000=30000 http://prefill-1:30000=0
 
-Of each server: its address, and how many of the prompt's tokens its prefix cache has. The best server has score 1, one
-that would take twice as long 0.5; one that does not answer has none. It needs nothing but Python.
+Arguments: the prompt's tokens, then for each server its address and the prompt tokens in its prefix cache. The best
+server has score 1, a server that would take twice as long 0.5. A server without an answer has none. Needs only Python.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 MAX_AGE_S = 0.1
-"""A quote may come from a state that is so old: all who accept this share one question to the server's scheduler."""
+"""Accepted age of the state behind a quote (seconds); clients that accept it share one query of the scheduler."""
 TIMEOUT_S = 0.25
 
 
 def quotes(server: str, requests: list[dict[str, int]]) -> list[dict[str, Any]] | None:
-    """Quote of each request, ``{"new": tokens, "cached": tokens}``, at a server; None where it has none to give."""
+    """Return a server's quote for each request, ``{"new": tokens, "cached": tokens}``; None if it gives no quote."""
     key = os.environ.get("LAPS_API_KEY")
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     url = f"{server.rstrip('/')}/laps_quote?max_age_s={MAX_AGE_S}"
@@ -31,13 +31,13 @@ def quotes(server: str, requests: list[dict[str, int]]) -> list[dict[str, Any]] 
         with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as reply:
             found: list[dict[str, Any]] = json.load(reply)["quotes"]
     except (OSError, ValueError, KeyError):
-        # No answer in time, LAPS is off, or nothing is known of its step times yet.
+        # No answer in time, LAPS is off, or its step times are not known yet.
         return None
     return found
 
 
 def scores(tokens: int, cached: Mapping[str, int]) -> dict[str, float]:
-    """Score of each server for a prompt of so many tokens. ``cached``: tokens of it that each has in its cache."""
+    """Return the score of each server for a prompt of ``tokens`` tokens. ``cached``: those in each server's cache."""
 
     def ttft_ms(server: str) -> float | None:
         old = min(cached[server], tokens - 1)

@@ -27,19 +27,20 @@ class ConfigError(ValueError):
 
 
 def _wanted(kind: Any) -> str:
-    """Describe in words the valid values of this type."""
+    """Return the end of the message "VALUE is not ...": the valid values of this type, in words."""
     parts = get_args(kind)
     if get_origin(kind) is Annotated:
         return str(parts[1].description)
     if get_origin(kind) is Literal:
         return parts[0] if len(parts) == 1 else f"one of {', '.join(parts)}"
-    return ", nor ".join(_wanted(part) for part in parts if part is not type(None)) if parts else "true or false"
+    wanted = [_wanted(part) for part in parts if part is not type(None)] or ["true or false"]
+    return wanted[0] if len(wanted) == 1 else f"valid: must be {', or '.join(wanted)}"
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return the value of a knob as text for a command line."""
     if isinstance(value, tuple):
-        return ",".join(map(written, value))
+        return ",".join(map(format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -71,10 +72,10 @@ class Knobs:
         except msgspec.ValidationError:
             shown = json.dumps(value if strict or isinstance(value, str) else " ".join(value), default=str)
             shown = shown if strict else shown.strip('"') or shown
-            raise ConfigError(f"{cls.shown(name)}: {shown} is not {_wanted(kind)}") from None
+            raise ConfigError(f"{cls.display_name(name)}: {shown} is not {_wanted(kind)}") from None
 
     @classmethod
-    def shown(cls, name: str) -> str:
+    def display_name(cls, name: str) -> str:
         """Return the name of this knob as an operator writes it."""
         return cls.FLAGS.get(name, f"{cls.JSON_FLAG}: {name}")
 
@@ -102,7 +103,7 @@ class Knobs:
             for hit, wrong in (
                 (key in found, f"{key} is given twice"),
                 (key not in cls._kinds, f"unknown key {key!r}; known: {', '.join(sorted(cls._kinds))}"),
-                (key in given, f"{key} is given by {cls.FLAGS.get(key)} too"),
+                (key in given, f"{key} is also set by {cls.FLAGS.get(key)}"),
             ):
                 if hit:
                     raise ConfigError(f"{cls.JSON_FLAG}: {wrong}")
@@ -110,10 +111,10 @@ class Knobs:
         return found
 
     @classmethod
-    def spelt(cls, knobs: Mapping[str, Any]) -> list[str]:
+    def as_arguments(cls, knobs: Mapping[str, Any]) -> list[str]:
         """Return these knobs as command-line arguments: flags with their values, the rest as one JSON_FLAG."""
         own = {name: value for name, value in knobs.items() if name not in cls.FLAGS}
-        said = [f"{cls.FLAGS[name]} {written(value)}" for name, value in knobs.items() if name in cls.FLAGS]
+        said = [f"{cls.FLAGS[name]} {format_value(value)}" for name, value in knobs.items() if name in cls.FLAGS]
         return [*said, *([f"{cls.JSON_FLAG} '{json.dumps(own)}'"] if own else [])]
 
     def as_dict(self) -> dict[str, Any]:

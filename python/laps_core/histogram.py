@@ -33,7 +33,7 @@ class LengthCount:
         requests, new, cached = self._counts[i]
         self._counts[i] = requests + 1, new + new_tokens, cached + cached_tokens
 
-    def told(self, seconds: float) -> Lengths:
+    def to_lengths(self, seconds: float) -> Lengths:
         """Return the counts, which cover the last ``seconds``."""
         filled = [
             Bucket(up_to=upper(i), requests=requests, new_tokens=new, cached_tokens=cached)

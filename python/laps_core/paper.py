@@ -53,9 +53,9 @@ class PaperWindow(Window):
         """W (seconds) and D (requests)."""
         self._rate = Rate()
 
-    def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
+    def record_arrivals(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
         """See Window."""
-        super().arrived(now, n, blind_since)
+        super().record_arrivals(now, n, blind_since)
         self._rate.add(now, n)
 
     def _judge(
@@ -71,10 +71,10 @@ class PaperWindow(Window):
         end = min(now, self._held_since) + window_s
         return "window" if now >= end else end
 
-    def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
+    def record_dispatch(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """See Window."""
         tau_s = now - self._idle_since(now)
-        super().dispatched(now, depth, waited_s, reason, late)
+        super().record_dispatch(now, depth, waited_s, reason, late)
         if depth >= self._depth:
             self._window_s = self._clipped(tau_s)
         else:
@@ -105,7 +105,7 @@ class PaperPacer(Pacer):
     ) -> Plan:
         """Plan with short requests strictly first (see Pacer). While the window holds a short batch, long work runs."""
         if not shorts:
-            self.window.nothing_waits()
+            self.window.record_empty_queue()
         plan = self._shorts(now, shorts, self.sizes.budget)
         if not longs:
             return plan
@@ -116,7 +116,7 @@ class PaperPacer(Pacer):
         # If memory is missing for the short requests, the long prompt goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
 
-    def put_off(self, now: float, running: Sequence[Running]) -> float:
+    def decision_time_s(self, now: float, running: Sequence[Running]) -> float:
         """Return `now`: the next decision is made at once (see ``Pacer``)."""
         return now
 

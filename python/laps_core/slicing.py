@@ -36,13 +36,14 @@ class Cut:
         """``done``: cost of all operators counted so far."""
         self._slice = 0.0
 
-    def due(self, cost: float) -> bool:
+    def count_operator(self, cost: float) -> bool:
         """Count an operator of this cost. Return True if the pass must pause before this operator."""
         self.done += cost
-        return self.before_due(cost)
+        return self.count_encoder_layer(cost)
 
-    def before_due(self, cost: float) -> bool:
-        """Count a layer of an encoder, which runs before the operators and is not in ``done``. Return as ``due``."""
+    def count_encoder_layer(self, cost: float) -> bool:
+        """Count a layer of an encoder, which runs before the operators and is not in ``done``. Return True if the pass
+        must pause before this layer."""
         due = self._slice > 0.0 and self._slice + cost > self.each * _SLACK
         self._slice = cost if due else self._slice + cost
         return due
@@ -64,7 +65,7 @@ class Even:
         """Layers counted so far."""
         self._begins = {round(i * layers / parts) for i in range(1, parts)}
 
-    def due(self) -> bool:
+    def count_layer(self) -> bool:
         """Count a layer. Return True if the pass must pause before this layer."""
         self.done += 1
         return self.done - 1 in self._begins
@@ -83,7 +84,7 @@ def slices(operators: Sequence[Operator], layers: int, tokens: int, attended: in
             cost = op.cost(tokens, attended)
             n = cut.blocks(cost, tokens) if op.divisible else 1
             for _ in range(n):
-                if cut.due(cost / n):
+                if cut.count_operator(cost / n):
                     before = cut.done - cost / n
                     yield before - begun
                     begun = before

@@ -23,7 +23,7 @@ class ShortBatches:
         self._depths: Counter[int] = Counter()
         self._late = 0
 
-    def left(self, depth: int, waited_s: float, reason: str, late: int) -> None:
+    def record_batch(self, depth: int, waited_s: float, reason: str, late: int) -> None:
         """Count a batch of `depth` requests that left after `waited_s`, for one of REASONS; `late` miss deadlines."""
         self._reasons[reason] += 1
         self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
@@ -51,7 +51,7 @@ class DecodeSteps:
         """Device time of the steps that were not rows of a prefill batch (seconds)."""
         self._gaps: deque[tuple[float, int]] = deque(maxlen=TOKEN_TIMES)
 
-    def ran(self, gap_s: float, streams: int, *, within: bool, own_s: float | None) -> None:
+    def record_step(self, gap_s: float, streams: int, *, within: bool, own_s: float | None) -> None:
         """Count a step of `streams` streams that ended `gap_s` after the previous step (seconds; infinite for the
         first). `within`: in a pause. `own_s`: device time; None = the step was rows of a prefill batch."""
         if 0.0 < gap_s < math.inf:

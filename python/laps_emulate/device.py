@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from sglang_laps.armed import Armed, Order
+from sglang_laps.armed import Armed, SliceOrder
 
 from laps_emulate.events import DeviceModule
 from laps_emulate.record import Record
@@ -112,7 +112,7 @@ class EmulatedDevice(Armed):
         prompts = prompts._replace(tokens=prompts.tokens + len(contexts))
         return self._profile.coefficients.seconds(prompts) + cost.context * sum(contexts)
 
-    def _in_slices(self, launched: float, profile_s: float, shape: list[tuple[int, int]], order: Order) -> None:
+    def _in_slices(self, launched: float, profile_s: float, shape: list[tuple[int, int]], order: SliceOrder) -> None:
         """Book a pass in slices, whose launch started at `launched`. As on a GPU, the host is one slice ahead."""
         time, left_s, each_s = self._timeline, profile_s, profile_s * order.layers / self.layers
         ran, ended = time.now(), -math.inf

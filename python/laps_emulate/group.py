@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
-from sglang_laps.armed import Order
+from sglang_laps.armed import SliceOrder
 
 from laps_emulate.device import PREFILLS, EmulatedDevice
 from laps_emulate.spec import DeviceSpec
@@ -63,7 +63,7 @@ class GroupDevice(EmulatedDevice):
             self.record.add(seconds, lasted_s, model_s)
         return output
 
-    def _in_parts(self, launched: float, seconds: float, order: Order) -> None:
+    def _in_parts(self, launched: float, seconds: float, order: SliceOrder) -> None:
         """Book a step in slices; all ranks come to each pause. As on a GPU, the host is one slice ahead."""
         time, ended = self._timeline, -math.inf
         ran = time.now()

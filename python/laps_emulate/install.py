@@ -36,7 +36,7 @@ def install(spec: DeviceSpec) -> None:
             stages = parallel.pp_size
             scheduler.laps_emulated = EmulatedDevice(runner, spec, share=1.0 / stages, waits=stages > 1)
         elif parallel.attn_dp_size != parallel.tp_size:
-            refuse(f"{ENV}: {spec.profile.name} is of data-parallel attention ranks: --dp-size is to be --tp-size")
+            refuse(f"{ENV}: {spec.profile.name} needs --dp-size equal to --tp-size")
         else:
             try:
                 scheduler.laps_emulated = GroupDevice(runner, spec, scheduler.tp_cpu_group)

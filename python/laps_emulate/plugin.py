@@ -70,7 +70,7 @@ def _load() -> None:
         return
     let_the_controller_wait()
     if laps is None:
-        transfers.mend()  # for stock servers too: a comparison with a server that hangs shows nothing
+        transfers.hook_races()  # for stock servers too: a comparison with a server that hangs shows nothing
     if found is not None:
         from laps_emulate.install import install
 

@@ -48,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--once", action="store_true", help="print one table and end; exit code 1 if a server is silent")
     made.add_argument("--json", action="store_true", help="print a line of JSON each time instead of a table")
     made.add_argument("--slowest", type=int, default=10, metavar="N", help="slowest requests that are shown (10)")
-    made.add_argument("--interval", type=positive, default=1.0, metavar="S", help="seconds between two looks (1)")
+    made.add_argument("--interval", type=positive, default=1.0, metavar="S", help="seconds between two updates (1)")
     made.add_argument("--timeout", type=positive, default=3.0, metavar="S", help="seconds for an answer (3)")
-    made.add_argument("--api-key", metavar="KEY", help=f"of the servers; better in the environment: {KEY}")
+    made.add_argument("--api-key", metavar="KEY", help=f"key of the servers; better in the environment: {KEY}")
     return made
 
 

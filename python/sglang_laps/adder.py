@@ -23,7 +23,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
     def __init__(
         self,
         classes: Classes,
-        lacks: Callable[[int], None],
+        note_lack: Callable[[int], None],
         *args: Any,
         reserve: int,
         limit: int | None = None,
@@ -31,14 +31,14 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         unit: int = 0,
         **kwargs: Any,
     ) -> None:
-        """`lacks`: called with the KV tokens that a request needs if too few are free and the batch has no long request
-        yet. `reserve`: KV tokens that prompts in progress outside the batch still need. `limit`: most new tokens of the
-        prompt in progress in the batch; None = what the chunk holds. `least`: requests with fewer new tokens do not
-        share a batch with larger ones. `unit`: streams can take the memory reserved for the prompt in progress, so its
-        chunk is reduced to the free memory, in multiples of this number of tokens; 0 = streams cannot."""
+        """`note_lack`: called with the KV tokens that a request needs if too few are free and the batch has no long
+        request yet. `reserve`: KV tokens that prompts in progress outside the batch still need. `limit`: most new
+        tokens of the prompt in progress in the batch; None = what the chunk holds. `least`: requests with fewer new
+        tokens do not share a batch with larger ones. `unit`: streams can take the memory reserved for the prompt in
+        progress, so its chunk is reduced to the free memory, in multiples of `unit` tokens; 0 = streams cannot."""
         super().__init__(*args, **kwargs)
         self._classes = classes
-        self._lacks = lacks
+        self._note_lack = note_lack
         self._limit = limit
         self._least, self._unit = least, unit
         self.memory_budget.total_offset += reserve
@@ -73,14 +73,14 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return False
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
-        """Add a request. Call `lacks` if memory is too small even for the first long request beside short ones."""
+        """Add a request. Call `note_lack` if memory is too small even for the first long request beside short ones."""
         tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - req.host_hit_length
         if self.can_run_list and (tokens < self._least) != (self.can_run_list[0].extend_len < self._least):
             return AddReqResult.OTHER
         result = super().add_one_req(req, *args, **kwargs)
-        if result is AddReqResult.NO_TOKEN and all(self._classes.of(r) == SHORT for r in self.can_run_list):
+        if result is AddReqResult.NO_TOKEN and all(self._classes.class_of(r) == SHORT for r in self.can_run_list):
             needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
-            self._lacks(needed + self.per_req_token_overhead)
+            self._note_lack(needed + self.per_req_token_overhead)
         return result
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:

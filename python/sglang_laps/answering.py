@@ -19,7 +19,7 @@ from sglang_laps import seams
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _HEADER = RECEIPT_HEADER.encode()
-_asked: ContextVar[list[Asked] | None] = ContextVar("laps_receipts", default=None)
+_asked: ContextVar[list[HeaderReceipt] | None] = ContextVar("laps_receipts", default=None)
 """Receipts of the current HTTP request, if its client asks for the header; else None."""
 _arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
 """Arrival of the current HTTP request (``time.perf_counter``). SGLang's own stamp comes after the body is parsed."""
@@ -30,12 +30,12 @@ def hook() -> None:
     """Have the tokenizer manager deliver receipts. Further calls have no effect."""
     if seams.hooked(f"{_MANAGER}.update_request_meta_info"):
         return
-    seams.hook(f"{_MANAGER}.update_request_meta_info", _came, "AROUND")
-    seams.hook(f"{_MANAGER}._stream_one_response", _answers, "AROUND")
+    seams.hook(f"{_MANAGER}.update_request_meta_info", _keep_receipt, "AROUND")
+    seams.hook(f"{_MANAGER}._stream_one_response", _deliver_receipt, "AROUND")
     seams.hook(f"{_MANAGER}.convert_to_span_attrs", _attributes, "AFTER")
 
 
-class Asked(NamedTuple):
+class HeaderReceipt(NamedTuple):
     """A receipt for the header of a response."""
 
     receipt: dict[str, Any]
@@ -69,7 +69,7 @@ class Outside(NamedTuple):
         return receipt
 
 
-class Answered:
+class OutsideTimes:
     """Times outside the scheduler of the last `most` requests."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -88,11 +88,11 @@ class Answered:
         return receipt if known is None else known.add_to(receipt)
 
 
-answered = Answered()
+outside_times = OutsideTimes()
 """Answers of this process. If several processes serve HTTP, each knows only its own answers."""
 
 
-def _came(
+def _keep_receipt(
     original: Callable[..., Any], manager: Any, meta_info: Any, state: Any, info: Any, index: int, *more: Any
 ) -> Any:
     """Wrap ``update_request_meta_info``, which would collect receipts in a list, like values of tokens."""
@@ -104,7 +104,7 @@ def _came(
     return original(manager, meta_info, state, info, index, *more)
 
 
-async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+async def _deliver_receipt(original: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
     """Wrap ``_stream_one_response``: the first answer after a receipt has arrived carries the receipt."""
     state = kwargs["state"] if "state" in kwargs else args[2]
     async with aclosing(original(*args, **kwargs)) as answers:
@@ -112,15 +112,15 @@ async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
             receipt = state.__dict__.get("laps_receipt")
             if receipt is not None and not state.laps_receipt_left:
                 state.laps_receipt_left = True
-                in_time = _leaves(receipt, state)
+                in_time = _add_outside_times(receipt, state)
                 if isinstance(out.get("meta_info"), dict):
                     out["meta_info"][META_KEY] = receipt
                 if (asked := _asked.get()) is not None:
-                    asked.append(Asked({**receipt, "causes": dict(receipt["causes"])}, in_time))
+                    asked.append(HeaderReceipt({**receipt, "causes": dict(receipt["causes"])}, in_time))
             yield out
 
 
-def _leaves(receipt: dict[str, Any], state: Any) -> bool:
+def _add_outside_times(receipt: dict[str, Any], state: Any) -> bool:
     """Add the times that the scheduler does not see; return True if the first token leaves now."""
     created_s: float = state.time_stats.created_time
     # If the receipt leaves with a later token, the time at which the first token left is unknown.
@@ -128,7 +128,7 @@ def _leaves(receipt: dict[str, Any], state: Any) -> bool:
     before_us = round(1e6 * (created_s - (_arrival.get() or created_s)))
     after_us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"]) if in_time else 0
     outside = Outside(before_us, after_us)
-    answered.add(receipt["rid"], outside)
+    outside_times.add(receipt["rid"], outside)
     outside.add_to(receipt)
     return in_time
 
@@ -154,7 +154,7 @@ class ReceiptHeader:
         if scope["type"] != "http" or (_HEADER, b"1") not in scope["headers"]:
             await self._app(scope, receive, send)
             return
-        found: list[Asked] = []
+        found: list[HeaderReceipt] = []
         begin: Message | None = None
 
         async def sends(message: Message) -> None:

@@ -11,7 +11,7 @@ Pause = Callable[[float], bool]
 batch ran on the device."""
 
 
-class Order(NamedTuple):
+class SliceOrder(NamedTuple):
     """Division of the next pass into slices."""
 
     layers: float
@@ -51,14 +51,14 @@ class Cutter(Protocol):
         ...
 
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
-        """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
+        """Run the next forward pass as ``SliceOrder`` says; `pause` is called between two slices."""
         ...
 
 
 class Armed:
     """Base class with the code that every ``Cutter`` shares."""
 
-    _armed: Order | None = None
+    _armed: SliceOrder | None = None
 
     @property
     def abandons(self) -> bool:
@@ -67,14 +67,14 @@ class Armed:
 
     @contextmanager
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> Iterator[None]:
-        """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
-        self._armed = Order(layers, pause, parts)
+        """Run the next forward pass as ``SliceOrder`` says; `pause` is called between two slices."""
+        self._armed = SliceOrder(layers, pause, parts)
         try:
             yield
         finally:
             self._armed = None
 
-    def disarm(self) -> Order | None:
+    def disarm(self) -> SliceOrder | None:
         """Take the order for the pass that starts now; None = run the pass whole. Passes that run in the pauses of that
         pass call this, too, and get None."""
         armed, self._armed = self._armed, None

@@ -26,7 +26,7 @@ async def ask(manager: Any, query: Query) -> list[Mapping[str, Any]]:
     return [answer for one in said if (answer := one.internal_state.get(_KEY))]
 
 
-def answered(question: Any, receipts: Receipts | None) -> Any:
+def answer_query(question: Any, receipts: Receipts | None) -> Any:
     """Return the answer, or None if the question is not about receipts."""
     text: str = question.rid or ""
     if not text.startswith(_PREFIX):

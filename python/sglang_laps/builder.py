@@ -75,26 +75,26 @@ class Builder:
         self.begun = lines.begun
         if core.decode is not None:
             tokens = context(running_batch) if self._mixes else None
-            core.decode.watch(time.perf_counter(), streams(running_batch), tokens)
+            core.decode.set_streams(time.perf_counter(), streams(running_batch), tokens)
         plan = self._plan(lines, paused)
-        core.decided(plan)
+        core.apply_plan(plan)
         built = None
         for part in core.parts(plan, lines, beside=beside):
-            built, cut = self.show(part, running_batch)
+            built, cut = self.build_part(part, running_batch)
             running_batch = built.running_batch
             if built.batch_to_run is not None:
-                self._built(part, built.batch_to_run, plan, cut, lines.begun)
-                self._decided(plan, lines, paused=beside, built=True)
+                self._record_build(part, built.batch_to_run, plan, cut, lines.begun)
+                self._record_decision(plan, lines, paused=beside, built=True)
                 return built
-        self._decided(plan, lines, paused=beside, built=False)
+        self._record_decision(plan, lines, paused=beside, built=False)
         # SGLang's builder also polls the grammar queue, so call it in every round.
-        built = built or self.show(Part(SHORT, []), running_batch)[0]
+        built = built or self.build_part(Part(SHORT, []), running_batch)[0]
         again = self.joined and self._group is None and self._ranks.stages == 1
         return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
 
-    def _decided(self, plan: Plan, lines: Lines, *, paused: bool, built: bool) -> None:
+    def _record_decision(self, plan: Plan, lines: Lines, *, paused: bool, built: bool) -> None:
         if self._receipts is not None:
-            self._receipts.decided(plan, lines, paused=paused, joint=self._group is not None, built=built)
+            self._receipts.record_decision(plan, lines, paused=paused, joint=self._group is not None, built=built)
 
     def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
         """Return the plan of this round. The leading rank decides; every rank gets the same plan."""
@@ -102,7 +102,7 @@ class Builder:
         idle = not (lines.short or lines.long or paused)
         joint = self._group.plan(now, lines) if self._group else None
         if self._ranks.leader and idle:
-            core.nothing_waits(now)
+            core.record_empty_queue(now)
         elif self._ranks.leader and joint is None:
             sched = self._scheduler
             sent = sched.disagg_prefill_inflight_queue if core.decode is None else []
@@ -111,7 +111,7 @@ class Builder:
         core.classes.new_shorts = 0
         return joint or plan if idle else self._ranks.agree(joint or plan)
 
-    def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
+    def build_part(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
         """Return the batch that SGLang builds from the part, and the prompt that is cut and goes on after the batch."""
         sched, core = self._scheduler, self._core
         joined = len(self.joined)
@@ -119,16 +119,16 @@ class Builder:
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
         limit = None if part.whole else part.limit(core.unit, core.page)
         # Short requests wait for memory as in stock SGLang.
-        lacks = self._lacks if part.cls == LONG else lambda _: None
+        note_lack = self._note_lack if part.cls == LONG else lambda _: None
         rows = streams(running_batch) if part.carries and running_batch is not None else 0
         if part.tokens and part.cls == LONG and full_chunk and not getattr(sched, "enable_staging", False):
             sched.chunked_prefill_size = min(part.tokens + rows, full_chunk)
-        reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.least
+        reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.min_divisible_tokens
         unit = 0 if core.decode is None else core.unit
         if core.decode is not None and running_batch is not None:
             # The flag says that the previous part did not fit; this is another part.
             running_batch.batch_is_full = False
-        self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
+        self.adder = partial(make, core.classes, note_lack, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
             with _mixing(sched) if rows else nullcontext():
@@ -137,23 +137,23 @@ class Builder:
             self.adder = None
             sched.chunked_prefill_size = full_chunk
             cut, sched.chunked_req = sched.chunked_req, held
-            sched.waiting_queue = core.shown(part, waiting, sched.waiting_queue)
+            sched.waiting_queue = core.remove_batched(part, waiting, sched.waiting_queue)
             sched.waiting_queue.extend(self.joined[joined:])
         if part.whole and cut is not None:
             raise RuntimeError(f"LAPS: {cut.rid} was cut in a batch of whole requests")
         return built, cut
 
-    def _lacks(self, tokens: int) -> None:
+    def _note_lack(self, tokens: int) -> None:
         """Record that the first long prompt found too little memory, unless the prompt exceeds even an empty pool."""
         self._core.note_lack(tokens < self._scheduler.max_total_num_tokens)
 
-    def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
+    def _record_build(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler
         # `slices.fits` refuses a batch that carries rows of streams.
         sliced = part.cls == LONG and plan.long.layers > 0 and self._cutter is not None and slices.fits(batch)
-        flight = self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
+        flight = self._core.record_build(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
         if self._group is not None:
-            self._group.built(flight)
+            self._group.record_build(flight)
         if not part.whole:
             sched.chunked_req = cut
         if batch.prefill_stats is not None:

@@ -41,7 +41,7 @@ class Chunked:
         """Return the prompts that have started and are not done, the prompt in the slot first."""
         return InProgress([r for r in (slot, *self.parked) if r is not None])
 
-    def built(self, parked: list[Req], cut: Req | None) -> None:
+    def record_build(self, parked: list[Req], cut: Req | None) -> None:
         """Record a built batch: `cut` goes on afterwards and has the slot; prompts in `parked` are not in the batch."""
         self.parked, self.unsent = parked, cut is not None
 

@@ -80,7 +80,7 @@ class Classes:
         self.watch: Callable[[Req, Tag, ClassName], None] | None = None
         """Callback after each lookup of a request in the prefix cache: the first one and later ones."""
 
-    def of(self, req: Req) -> ClassName:
+    def class_of(self, req: Req) -> ClassName:
         """Return the class of a request. Tag the request if it is seen for the first time."""
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
@@ -106,7 +106,7 @@ class Classes:
 
     def views(self, queue: list[Req]) -> Views[Req]:
         """Return a read-only view of the waiting requests of each class."""
-        views = self._dual.views(queue, self.of)
+        views = self._dual.views(queue, self.class_of)
         if self._config.length_basis == "prompt":
             return views
         changed = False
@@ -115,7 +115,7 @@ class Classes:
             changed |= self._class(tag) == SHORT
         if changed:
             self._dual.forget()
-            return self._dual.views(queue, self.of)
+            return self._dual.views(queue, self.class_of)
         return views
 
     def use_threshold(self, tokens: int) -> None:
@@ -139,9 +139,9 @@ class Classes:
         tag.at_least, tag.looked = self.threshold + 1, self.batches
         self._dual.forget()
 
-    def took(self, cls: ClassName, gone: set[int], left: Sequence[Req]) -> None:
+    def remove_batched(self, cls: ClassName, gone: set[int], left: Sequence[Req]) -> None:
         """Record that the requests with the ids in `gone` are in a batch; the requests `left` still wait."""
-        self._dual.took(cls, gone, left)
+        self._dual.remove_batched(cls, gone, left)
 
     def seen(self, queue: list[Req], now: float) -> dict[str, list[Tag]]:
         """Return the tags of waiting requests by class, for the status, without changing anything. A request that no

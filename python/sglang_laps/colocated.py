@@ -112,7 +112,7 @@ class Colocated(Pauses):
 
     # -- differences in a pause
 
-    def _nobody_waits(self, flight: Flight) -> bool:
+    def _discard_if_all_aborted(self, flight: Flight) -> bool:
         """Return True if all requests were aborted, so that the pass can end. The event loop then frees its memory."""
         batch = flight.batch
         # In these cases SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
@@ -134,16 +134,16 @@ class Colocated(Pauses):
         with self._no_results_queued():
             return super()._launch(batch)
 
-    def _goes_on(self) -> bool:
+    def _resumes_before_result(self) -> bool:
         return True
 
-    def _polls(self) -> list[Any]:
+    def _make_poll_messages(self) -> list[Any]:
         return []
 
-    def _moves_on(self) -> None:
+    def _poll_other_servers(self) -> None:
         """Do nothing, because no request waits for another server."""
 
-    def _settled(self, batch: Any) -> None:
+    def _follow_up(self, batch: Any) -> None:
         """Merge a prefill batch into the running batch. The event loop itself merges only the paused batch."""
         if not batch.forward_mode.is_extend():
             return

@@ -24,15 +24,15 @@ _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 class Release(NamedTuple):
     """Differences between one release and the newest."""
 
-    says: Mapping[str, str]
-    """Values of ``Seam.says`` that differ, by name."""
+    expected: Mapping[str, str]
+    """Values of ``Seam.expected`` that differ, by name."""
     guards_early_send: bool
     """True with SGLang #44070: KV of a cached prefix is not sent before the host tier has loaded it."""
     asks_for_nccl: bool
     """True if a platform can say that it has no NCCL."""
     drafts_in_pauses: bool
     """True if speculative decoding in the pauses of a server without disaggregation was tested."""
-    lacks: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
     """Names that are missing in this release; LAPS works without them."""
 
 
@@ -49,7 +49,7 @@ RELEASES: dict[str, Release] = {
         asks_for_nccl=False,
         drafts_in_pauses=False,
         # So a request that ends while it waits has no receipt, and drafts are not verified without a GPU.
-        lacks=frozenset({f"{_SCHEDULER}.send_abort_output", *(f"speculative.{name}" for name in _DRAFTS)}),
+        missing=frozenset({f"{_SCHEDULER}.send_abort_output", *(f"speculative.{name}" for name in _DRAFTS)}),
     ),
     "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True, drafts_in_pauses=True),
 }

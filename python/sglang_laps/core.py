@@ -84,7 +84,7 @@ class LapsCore:
         free memory. `sent`: finished prompts whose KV is being transferred."""
         short, long, begun = lines
         running = self._running() if paused is None else []
-        self.pacer.arrived(now, self.classes.new_shorts, busy=bool(running))
+        self.pacer.record_arrivals(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
         urgent = self._priority.urgent(short, long, paused)
@@ -103,26 +103,26 @@ class LapsCore:
         # The overlap loop decides while a batch runs: the next batch starts when that one ends.
         begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
         apart = urgent is not None or self.lacking
-        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart)
+        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart)
 
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
         """Return the class of the work that will free memory, long before short; None if no work will."""
         flights = (*self.in_flight, *self.under_way)
         if self.chunked.parked or any(flight.cls == LONG for flight in flights):
             return LONG
-        if any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent):
+        if any(r.laps_tag is not None and self.classes.class_of(r) == LONG for r in sent):
             return LONG
         return SHORT if frees_memory or flights else None
 
-    def decided(self, plan: Plan) -> None:
+    def apply_plan(self, plan: Plan) -> None:
         """Apply the plan, which is the same on every rank, to this round."""
         self.holding, self.decodes = plan.held == "window", bool(plan.decode)
         self.classes.use_threshold(plan.threshold)
 
-    def nothing_waits(self, now: float) -> None:
+    def record_empty_queue(self, now: float) -> None:
         """Record a round without work and without a paused batch."""
-        self.pacer.arrived(now, 0, busy=bool(self._running()))
-        self.pacer.nothing_waits()
+        self.pacer.record_arrivals(now, 0, busy=bool(self._running()))
+        self.pacer.record_empty_queue()
 
     def _running(self) -> list[Flight]:
         """Return the batches that run while the next one is decided: at most one. Empty unless decisions are put off,
@@ -133,8 +133,8 @@ class LapsCore:
         """Look at the waiting requests while a batch runs. Return the time until which the next decision is put off."""
         self.classes.views(queue)
         shorts, self.classes.new_shorts = self.classes.new_shorts, 0
-        self.pacer.arrived(now, shorts, busy=True)
-        return self.pacer.put_off(now, self.in_flight)
+        self.pacer.record_arrivals(now, shorts, busy=True)
+        return self.pacer.decision_time_s(now, self.in_flight)
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Return the state of `flight` in a pause, with `layers_left` of its `layers` still to run."""
@@ -162,7 +162,7 @@ class LapsCore:
             queue = [*joining, *(r for r in picked if r is not first)]
             carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
-            self._passed_over([r for r in picked if r is not first], lines)
+            self._record_skipped([r for r in picked if r is not first], lines)
             # Memory is reserved for a prompt in progress, so it can go on even if another prompt cannot start.
             for req in lines.begun if not beside else ():
                 if req is not first:
@@ -172,7 +172,7 @@ class LapsCore:
         """Record whether the first long prompt found too little memory."""
         self.lacking = lacking
 
-    def _passed_over(self, picked: list[Req], lines: Lines) -> None:
+    def _record_skipped(self, picked: list[Req], lines: Lines) -> None:
         """Skip the picked prompts, of which the builder made no batch, until a batch runs or all prompts were tried."""
         if self.lacking:
             # Perhaps no batch can run before one of the skipped prompts does.
@@ -187,17 +187,17 @@ class LapsCore:
         others = [r for r in self.chunked.in_progress(slot).reqs if r is not part.slot]
         return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self.page for r in others)
 
-    def shown(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
+    def remove_batched(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
         """Return all waiting requests after the builder was shown `part` and has `left` some of its requests."""
         gone, added = changes(part.queue, left)
         if gone:
             waiting = without(waiting, gone)
-            self.classes.took(part.cls, gone, waiting)
+            self.classes.remove_batched(part.cls, gone, waiting)
         return waiting + added if added else waiting
 
     # -- batches
 
-    def built(
+    def record_build(
         self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float, *, sliced: bool
     ) -> Flight:
         """Record the batch that was built from `part`; return its flight. `cut` goes on afterwards and has the slot.
@@ -208,12 +208,12 @@ class LapsCore:
         reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
             # Prompts in progress that are not in the batch are parked.
-            self.chunked.built([r for r in begun if r is not part.slot and r is not cut], cut)
+            self.chunked.record_build([r for r in begun if r is not part.slot and r is not cut], cut)
         self.classes.batches += 1
         self._not_ready = []
         short: Collection[int] = range(len(reqs)) if part.cls == SHORT else ()
         if part.cls == LONG and plan.mixed:
-            short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.of(r) == SHORT}
+            short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.class_of(r) == SHORT}
         cls = SHORT if len(short) == len(reqs) else LONG
         if cut is not None:
             cut.laps_tag.chunk_s = now
@@ -229,7 +229,7 @@ class LapsCore:
             parts=plan.long.parts,
             rows_s=self.decode.rows_s(self.pacer.sizes) if rows and self.decode is not None else 0.0,
         )
-        self.pacer.launched(now, self._next, plan)
+        self.pacer.record_launch(now, self._next, plan)
         return self._next
 
     def idle(self, batch: Any) -> Flight:
@@ -241,24 +241,24 @@ class LapsCore:
         flight, self._next = self._next, None
         return flight
 
-    def sent(self, batch: Any, flight: Flight) -> None:
+    def record_launch(self, batch: Any, flight: Flight) -> None:
         """Record a launched batch. Its result comes with that batch or a copy, which has the same ``forward_iter``."""
         self._flights[batch.forward_iter] = flight
         if flight.rows and self.decode is not None:
-            self.decode.sent()
+            self.decode.record_launch()
 
     def flight_of(self, batch: Any) -> Flight | None:
         """Remove and return the flight of this batch; None if the batch has no flight."""
         return self._flights.pop(batch.forward_iter, None)
 
-    def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
+    def record_result(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """Record that the result of a flight is processed; return the totals of the flight by class."""
         below = self.under_way[-1] if self.under_way else None
-        took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
+        took_s = flight.lasted_s = self.pacer.record_result(flight, below, now)
         self.abandoned += flight.abandoned
         if flight.rows and self.decode is not None:
             end = flight.done or now
-            self.decode.ran(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
+            self.decode.record_step(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
         for cls, req in flight.served():
             # A request that was retracted before its result was processed has no answer, and waits again.
             if req is not flight.cut and req.laps_tag is not None:
@@ -268,14 +268,14 @@ class LapsCore:
             self.totals[cls].add(total)
         return done
 
-    def decoded(self, begin: float, end: float, *, streams: int, within: bool, beside: bool = False) -> None:
+    def record_decode_step(self, begin: float, end: float, *, streams: int, within: bool, beside: bool = False) -> None:
         """Record a decode step that occupied the device. `within`: in a pause of the batch that was paused last.
         `beside`: other ranks prefilled in the same step."""
         if self.decode is None:
             return
-        self.decode.ran(begin, end, streams=streams, within=within, rows_s=0.0 if beside else None)
+        self.decode.record_step(begin, end, streams=streams, within=within, rows_s=0.0 if beside else None)
         if not beside:
-            self.pacer.decoded(begin, end, self.under_way[-1] if within and self.under_way else None)
+            self.pacer.record_decode_step(begin, end, self.under_way[-1] if within and self.under_way else None)
 
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:

@@ -16,7 +16,7 @@ Counts = list[tuple[Any, dict[str, Any]]]
 """SGLang's counters, each with a copy of its tables and lists."""
 
 
-def hold() -> Counts:
+def copy_counts() -> Counts:
     """Return a copy of the counts of the pass that is about to be paused."""
     recorder: Any = get_global_expert_distribution_recorder()
     if not recorder.recording or not recorder._record_current_pass:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 KEPT = 512
 """Rounds after which LAPS no longer waits for the time of a step: each pause of the step can be a round, and the
 overlap loop processes a result one round later."""
-NOT_READY = -1
+UNKNOWN_STEP_TIME = -1
 """Fixed time of a step, as a rank without known step times reports it: then each rank decides for itself."""
 
 
@@ -41,7 +41,7 @@ def why_not(scheduler: Scheduler) -> str | None:
     checks = (
         (get_parallel().attn_dp_size < 2, "there is one data-parallel attention rank"),
         (not scheduler.require_mlp_sync, "its ranks do not run their steps together"),
-        (scheduler.enable_priority_scheduling, "--enable-priority-scheduling is a rank's own"),
+        (scheduler.enable_priority_scheduling, "with --enable-priority-scheduling each rank orders its own requests"),
     )
     return next((why for hit, why in checks if hit), None)
 
@@ -109,17 +109,19 @@ class Group:
         ready = self._model.ready
         prompts, at = self._prompts(lines) if ready else ([], [])
         decode = self._core.decode
-        due = {} if decode is None else {"room_s": decode.room_s(now), "owed_s": decode.owed_s(now)}
+        due = (
+            {} if decode is None else {"until_decode_s": decode.time_to_next_step_s(now), "owed_s": decode.owed_s(now)}
+        )
         menu = planner.menu(now, prompts, self._ran, **due)
         if not ready:
-            menu = menu._replace(terms=menu.terms._replace(fixed_us=NOT_READY))
+            menu = menu._replace(terms=menu.terms._replace(fixed_us=UNKNOWN_STEP_TIME))
         menus = self._gather(torch.tensor(menu.row(), dtype=torch.int64))
         self._learn(tuple(menu.ran for menu in menus))
         self._ran = NOTHING
-        if any(menu.terms.fixed_us == NOT_READY for menu in menus):
+        if any(menu.terms.fixed_us == UNKNOWN_STEP_TIME for menu in menus):
             return None
         pacer = self._core.pacer
-        pacer.arrived(now, self._core.classes.new_shorts)
+        pacer.record_arrivals(now, self._core.classes.new_shorts)
         nothing = Plan((), threshold=pacer.threshold_tokens)
         choice = planner.decide(menus)
         if choice is None:
@@ -136,7 +138,7 @@ class Group:
         tokens = sum(n for _, n in picks)
         return nothing._replace(order=(LONG,), picked=shorts, long=LongBatch(longs, tokens), mixed=bool(shorts))
 
-    def begins(self) -> int:
+    def start_step(self) -> int:
         """Start a step on all ranks; return its number of slices, at least one; 0 if no joint plan was made."""
         slices, decided, self._decided = self._planner.slices, self._decided, None
         if decided is None:
@@ -148,7 +150,7 @@ class Group:
         self._preemptions += slices.paused
         return slices.begin(menus, choice)
 
-    def sliced(self) -> None:
+    def record_slice(self) -> None:
         """Record that a slice of the step that started last has been launched."""
         if self._planner.slices is not None:
             self._planner.slices.ran(self._fixed_s)
@@ -158,12 +160,12 @@ class Group:
         """Return True if the ranks exchange menus in this pause; the same on every rank."""
         return self._planner.slices is not None and self._planner.slices.open
 
-    def built(self, flight: Flight) -> None:
+    def record_build(self, flight: Flight) -> None:
         """Record the batch that was built from the plan; the next menu reports its shape to all ranks."""
         flight.round = self._round
         self._ran = self._model.cost.shape(flight.shape)
 
-    def ended(self, flight: Flight) -> None:
+    def record_result(self, flight: Flight) -> None:
         """Record the time of a batch's step, once the result is processed."""
         if flight.round:
             self._seconds[flight.round] = flight.lasted_s
@@ -207,7 +209,7 @@ class Group:
         if known is None or (known.tokens, known.history, known.started) != (w.tokens, w.history, w.started):
             now = Prompt.of(planner.cost, w.tokens, w.history, w.since_s, planner.chunk)
             if known is None:
-                planner.came(now.weight)
+                planner.count_arrival(now.weight)
             else:
                 # The weight stays as it was on arrival.
                 now = now._replace(weight=known.weight, started=w.started)

@@ -28,7 +28,7 @@ from sglang_laps import (  # noqa: F401  (some add routes)
     seams,
     view,
 )
-from sglang_laps.kept import Kept
+from sglang_laps.kept import AnswerCache
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
 from sglang_laps.status import merge
@@ -55,7 +55,7 @@ async def _merged() -> dict[str, Any]:
     return merge([s["laps"] for s in states if "laps" in s])
 
 
-_status = Kept(_merged)
+_status = AnswerCache(_merged)
 quote_routes.add(app, _status)
 replay_route.add(app, replay_route.Replays.of_this_server())
 
@@ -73,5 +73,5 @@ async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_pool(request: Request) -> Response:
     """Compare and set the pool of this server: the request is a PoolChange, the answer a PoolRecord."""
-    status, text = _pool.asked(await request.body())
+    status, text = _pool.apply_change(await request.body())
     return Response(text, status, media_type="application/json")

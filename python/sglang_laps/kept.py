@@ -13,7 +13,7 @@ OLDEST_S = 10.0
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class AnswerCache(Generic[T]):
     """Cache that asks once at a time for all callers that accept an old answer."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ POLL_S = 0.5e-3
 
 
 class Late:
-    """Delay of one scheduler's decisions, until the time that ``Pacer.put_off`` returns."""
+    """Delay of one scheduler's decisions, until the time that ``Pacer.decision_time_s`` returns."""
 
     def __init__(self, scheduler: Scheduler, core: LapsCore, ranks: Ranks) -> None:
         self._scheduler, self._core, self._ranks = scheduler, core, ranks
@@ -45,10 +45,10 @@ class Late:
                 time.sleep(min(left_s, POLL_S))
         return received
 
-    def begins(self) -> None:
+    def record_start(self) -> None:
         """Record the start of a decision, which includes all requests that have arrived by now."""
         self._round_s = time.perf_counter()
 
-    def launched(self) -> None:
+    def record_launch(self) -> None:
         """Record how long deciding on and launching a whole batch took: the next decision starts that much earlier."""
-        self._core.pacer.sizes.launched(time.perf_counter() - self._round_s)
+        self._core.pacer.sizes.record_launch_time(time.perf_counter() - self._round_s)

@@ -48,7 +48,10 @@ def _keeps(runner: Any) -> str | None:
         # Qwen4 with embeddings on the host.
         (some_module_has("_prefetch_stream"), "embeddings fetched for the next layer"),
         # Inkling.
-        (".inkling" in type(model).__module__ and get_parallel().tp_size > 1, "sums that the next layer completes"),
+        (
+            ".inkling" in type(model).__module__ and get_parallel().tp_size > 1,
+            "partial sums that the next layer completes",
+        ),
         # DeepSeek V4.1.
         (bool(getattr(runner.attn_backend, "low_ratios", ())), "what its indexers have found for other layers"),
     )
@@ -65,7 +68,7 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (not scheduler.is_generation, "the model does not generate"),
         (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
-        (ranks_meet and not together, "ranks meet in every layer and do not plan together"),
+        (ranks_meet and not together, "data-parallel ranks synchronize in every layer and do not plan together"),
         (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
         (scheduler.is_hybrid_ssm and scheduler.enable_hierarchical_cache, "states are loaded from the host"),
         (scheduler.enable_unified_memory, "--enable-unified-memory moves KV while a pass is paused"),

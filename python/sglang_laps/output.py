@@ -26,5 +26,5 @@ class LapsOutputStreamer(SchedulerOutputStreamer):  # type: ignore[misc,unused-i
 
     def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[Any]]:
         """Return the receipts of these requests; an empty dict if no request has one."""
-        found = [] if self.receipts is None else self.receipts.leaving(reqs)
+        found = [] if self.receipts is None else self.receipts.take_receipts(reqs)
         return {META_KEY: found} if any(found) else {}

@@ -85,7 +85,7 @@ class Pauses:
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
         """Run the enclosed forward pass in slices if the plan asks for slices."""
-        if self._group is not None and (parts := self._group.begins()):
+        if self._group is not None and (parts := self._group.start_step()):
             with self._together(self._group, flight, parts):
                 yield
             return
@@ -96,7 +96,7 @@ class Pauses:
             with self._core.slicing(flight):
                 with self._cutter.cut(flight.layers / flight.parts, partial(self._pause, flight, self._cutter.layers)):
                     yield
-                self._settle()
+                self._process_last_result()
         finally:
             sizes = self._core.pacer.sizes
             sizes.launch_s, sizes.pause_s = self._cutter.launch_s, self._cutter.pause_s
@@ -110,28 +110,28 @@ class Pauses:
             with self._core.slicing(flight):
                 with self._cutter.cut(0.0, partial(self._pause_together, group, flight), parts):
                     yield
-                self._settle()
-        group.sliced()
+                self._process_last_result()
+        group.record_slice()
 
     def _pause_together(self, group: Group, flight: Flight, layers_left: float) -> bool:
         """Do the work of one pause of a step of all ranks, on every rank. Return True if another step ran."""
         sched, batch = self._scheduler, None
         with sched.device_module.StreamContext(sched.schedule_stream):
-            self._settle()
-            self._results_so_far()
-            group.sliced()
-            self._take_in()
+            self._process_last_result()
+            self._process_queued_results()
+            group.record_slice()
+            self._receive_messages()
             if group.may_preempt:
                 built = self._builder.build(sched.running_batch, beside=True)
                 sched.running_batch = built.running_batch
                 # A rank without work gets an idle batch if another rank has work.
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(built.batch_to_run)
             if batch is not None:
-                self._run_aside(batch)
+                self._launch_in_pause(batch)
                 if self._synchronous:
-                    self._settle()
+                    self._process_last_result()
         if batch is not None:
-            self._gave_way(flight)
+            self._restore_paused(flight)
         return batch is not None
 
     def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
@@ -141,30 +141,30 @@ class Pauses:
         ran = False
         # The forward pass has its own stream; scheduling belongs on SGLang's schedule stream.
         with sched.device_module.StreamContext(sched.schedule_stream):
-            self._settle()
-            self._results_so_far()
-            self._take_in()
-            if self._cutter is not None and self._cutter.abandons and self._nobody_waits(flight):
+            self._process_last_result()
+            self._process_queued_results()
+            self._receive_messages()
+            if self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight):
                 flight.abandoned = True
                 raise Abandoned
             while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
                 ran = True
-                self._run_aside(batch)
-                if not self._synchronous and self._goes_on():
+                self._launch_in_pause(batch)
+                if not self._synchronous and self._resumes_before_result():
                     break  # the device goes on with the next slice while this result is processed
-                self._settle()
+                self._process_last_result()
         if ran:
-            self._gave_way(flight)
+            self._restore_paused(flight)
         return ran
 
-    def _run_aside(self, batch: Any) -> None:
+    def _launch_in_pause(self, batch: Any) -> None:
         """Launch a batch in a pause."""
         if batch.hicache_consumer_index < 0:
             batch.hicache_consumer_index = self._loads_shared(batch)
         self._launched = batch, self._launch(batch)
 
-    def _gave_way(self, flight: Flight) -> None:
+    def _restore_paused(self, flight: Flight) -> None:
         """Restore the state of `flight`, which goes on after another batch ran."""
         sched = self._scheduler
         # The worker keeps a single number: the layer-wise load that a pass waits for.
@@ -174,7 +174,7 @@ class Pauses:
             # SGLang keeps the tensors of only the newest two batches. The tensors of this batch must outlive its pass.
             sched.record_batch_in_overlap(flight.batch)
 
-    def _nobody_waits(self, flight: Flight) -> bool:
+    def _discard_if_all_aborted(self, flight: Flight) -> bool:
         """Return True if the paused batch can end here. On a prefill server it cannot, because a decode server waits
         for each request of the batch."""
         return False
@@ -186,7 +186,7 @@ class Pauses:
             self._scheduler.running_batch = built.running_batch
         return built.batch_to_run
 
-    def _goes_on(self) -> bool:
+    def _resumes_before_result(self) -> bool:
         """Return True if the paused batch goes on before the result of the preempting batch is available."""
         return not self._scheduler.waiting_queue
 
@@ -225,33 +225,33 @@ class Pauses:
         """Return True if this result was already processed in a pause. The event loop asks once per result."""
         return self._processed.pop(id(result), None) is not None
 
-    def _take_in(self) -> None:
+    def _receive_messages(self) -> None:
         """Take in new messages. If any arrived, also update the requests that wait for other servers."""
         sched = self._scheduler
         deferred = sched._deferred_input_requests
         ours: list[Any] = []
         if self._ranks.leader:
-            ours = [*([] if deferred else sched._poll_timeout_aborts()), *self._polls()]
+            ours = [*([] if deferred else sched._poll_timeout_aborts()), *self._make_poll_messages()]
         came = sched.request_receiver.recv_requests(local_reqs=ours)
         deferred.extend(r for r in came if not isinstance(r, PollTransfers))
         n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
         now, deferred[:n] = deferred[:n], []
         sched.process_input_requests(now)
         if came:
-            self._moves_on()
+            self._poll_other_servers()
 
-    def _polls(self) -> list[Any]:
+    def _make_poll_messages(self) -> list[Any]:
         """Return the messages that the leading rank sends to all ranks with the requests."""
         return [PollTransfers()] if time.perf_counter() >= self._polled_s + POLL_S else []
 
-    def _moves_on(self) -> None:
+    def _poll_other_servers(self) -> None:
         """Take in requests whose decode server is ready, and finish requests whose KV transfer is done."""
         sched, self._polled_s = self._scheduler, time.perf_counter()
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         sched.resolve_waiting_queue_bootstrap()
         sched.process_disagg_prefill_inflight_queue()
 
-    def _results_so_far(self) -> None:
+    def _process_queued_results(self) -> None:
         """Process the results of batches before the paused batch, so that their first tokens do not wait for its end.
 
         The event loop takes these results from its queue later, and skips them (``processed``).
@@ -275,14 +275,14 @@ class Pauses:
             sched.launch_batch_sample_if_needed(result, batch)
         return result
 
-    def _settle(self) -> None:
+    def _process_last_result(self) -> None:
         """Process the result of the batch that ran last in a pause."""
         if self._launched is None:
             return
         (batch, result), self._launched = self._launched, None
         self._scheduler.process_batch_result(batch, result)
-        self._settled(batch)
+        self._follow_up(batch)
 
-    def _settled(self, batch: Any) -> None:
+    def _follow_up(self, batch: Any) -> None:
         """Follow up on a batch whose result was processed in a pause."""
         self._scheduler.process_disagg_prefill_inflight_queue()

@@ -56,8 +56,8 @@ def _load() -> None:
 
     stock = sys.modules[SCHEDULER].Scheduler
     seams.hook("managers.scheduler.Scheduler", scheduler_class(stock, config), "REPLACE")
-    transfers.mend()
-    transfers.be_patient()
+    transfers.hook_races()
+    transfers.set_environment()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
     if config.receipts:

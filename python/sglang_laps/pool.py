@@ -43,7 +43,7 @@ class PoolCell:
         with self._locked() as file:
             return _in(file)
 
-    def asked(self, body: bytes) -> tuple[int, bytes]:
+    def apply_change(self, body: bytes) -> tuple[int, bytes]:
         """Apply a PoolChange. Return HTTP status and body: 200, 409 for another version, 400 for an invalid body."""
         try:
             change = read(body, PoolChange)

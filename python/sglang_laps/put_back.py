@@ -32,7 +32,7 @@ def aside(runner: Any) -> Iterator[None]:
         forward_context.set_forward_context(context)
 
 
-class Held(NamedTuple):
+class PassState(NamedTuple):
     """The state of a paused pass that cannot be set up again."""
 
     fields: dict[str, Any]
@@ -46,14 +46,14 @@ class Held(NamedTuple):
     slots: Any
 
 
-def hold(batch: Any) -> Held:
+def save_state(batch: Any) -> PassState:
     """Return the state of `batch` that is lost when another batch runs in its pause. Call it in the pass of `batch`."""
     metadata, linear = _metadata(), _linear()
     fields = {name: value for name in SET_IN_PASS if (value := getattr(metadata, name, None)) is not None}
-    rows, counts = layernorm_sp.sp_num_tokens(), expert_counts.hold()
+    rows, counts = layernorm_sp.sp_num_tokens(), expert_counts.copy_counts()
     if linear is None:
-        return Held(fields, rows, counts, None, None)
-    return Held(fields, rows, counts, linear.forward_metadata, batch.mamba_track_indices)
+        return PassState(fields, rows, counts, None, None)
+    return PassState(fields, rows, counts, linear.forward_metadata, batch.mamba_track_indices)
 
 
 def _metadata() -> Any:
@@ -66,9 +66,9 @@ def _linear() -> Any:
     return getattr(forward_context.get_attn_backend(), "linear_attn_backend", None)
 
 
-def put_back(runner: Any, batch: Any, before: Held) -> None:
+def put_back(runner: Any, batch: Any, before: PassState) -> None:
     """Restore for `batch`, which goes on, the state that another batch has set up for itself. `before`: result of
-    ``hold``."""
+    ``save_state``."""
     layernorm_sp.set_sp_num_tokens(before.rows)
     expert_counts.put_back(before.counts)
     if batch.global_num_tokens_cpu is not None:

@@ -12,14 +12,14 @@ from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_laps.errors import error
-from sglang_laps.kept import Kept
+from sglang_laps.kept import AnswerCache
 from sglang_laps.quotes import states
 
 RANK = "dp_rank"
 """Query parameter: data-parallel rank to quote for. Without it, the quote is the longest of all ranks."""
 
 
-def add(app: FastAPI, status: Kept[dict[str, Any]]) -> None:
+def add(app: FastAPI, status: AnswerCache[dict[str, Any]]) -> None:
     """Add the routes. `status`: status of all ranks, as in /laps_status."""
 
     @app.api_route(f"/{QUOTE_ROUTE}", methods=["GET", "POST"])  # type: ignore[untyped-decorator,unused-ignore]

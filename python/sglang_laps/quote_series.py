@@ -7,7 +7,7 @@ from typing import Any
 
 _GAUGES = (
     ("ttft_ms", "quote_seconds", "Quoted time to first token of a median request."),
-    ("high_ms", "quote_high_seconds", "The same that one in ten exceeds."),
+    ("high_ms", "quote_high_seconds", "Quoted time to first token that one request in ten exceeds."),
 )
 """Gauges by class: key of a quote, name, help."""
 

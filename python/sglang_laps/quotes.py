@@ -47,26 +47,26 @@ class QuotedCore(LapsCore):
         begun = self.chunked.in_progress(slot).reqs
         if len(self.quoter.backlog) > len(queue) + len(begun):
             # Some requests were aborted.
-            self.quoter.backlog.keep({r.rid for r in (*queue, *begun)})
+            self.quoter.backlog.remove_except({r.rid for r in (*queue, *begun)})
         return found
 
-    def built(self, *how: Any, **more: Any) -> Flight:
+    def record_build(self, *how: Any, **more: Any) -> Flight:
         """See LapsCore."""
-        flight = super().built(*how, **more)
+        flight = super().record_build(*how, **more)
         cut = flight.cut
         for req, (new, old) in zip(flight.reqs, flight.shape, strict=False):
             left = 0 if cut is None or req is not cut else cut.seqlen - new - old
-            self.quoter.launched(req.rid, left, new + old)
+            self.quoter.record_launch(req.rid, left, new + old)
         return flight
 
-    def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
+    def record_result(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """See LapsCore."""
-        done = super().ended(flight, now)
-        self.quoter.ran(flight.cls, flight.lasted_s)
+        done = super().record_result(flight, now)
+        self.quoter.record_batch(flight.cls, flight.lasted_s)
         for _, req in flight.served():
             tag: Tag | None = req.laps_tag
             if req is not flight.cut and tag is not None and tag.quoted is not None and not is_aborted(req):
-                self.quoter.answered(now, tag.quoted)
+                self.quoter.record_outcome(now, tag.quoted)
         return done
 
     def quotes(self, now: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class QuotedCore(LapsCore):
         ``quotes``, for people: present quotes of a median request of each class, and the outcomes of quotes so far."""
         state = self.quoter.state(now, self._device(now), whole=True)
         quotes = {
-            "typical": {} if state is None else typical(state, self.classes.lengths.told(now)),
+            "typical": {} if state is None else typical(state, self.classes.lengths.to_lengths(now)),
             "outcomes": {cls: dict(sides) for cls, sides in self.quoter.counts.items()},
             "beyond_bound": self.quoter.broken,
         }
@@ -83,11 +83,11 @@ class QuotedCore(LapsCore):
     def _looked(self, req: Req, tag: Tag, cls: ClassName) -> None:
         """Quote a new request, or update a request of which more tokens were found in the prefix cache."""
         if tag.quoted is not None:
-            self.quoter.waits(req.rid, cls, tag.new_tokens, tag.history)
+            self.quoter.update_waiting(req.rid, cls, tag.new_tokens, tag.history)
             return
         now = self._clock()
         waited_s, due = max(0.0, now - tag.arrival), deadlines.slo_s(req, self._config, cls) is not None
-        quoted = self.quoter.came(
+        quoted = self.quoter.quote_arrival(
             now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), waited_s=waited_s, due=due
         )
         # A retracted request already had its first token.

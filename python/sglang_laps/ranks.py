@@ -25,7 +25,7 @@ class Ranks:
         """True on the only rank that writes files."""
         self.stages: int = parallel.pp_size
         zigzag = parallel.enable_prefill_cp and parallel.cp_strategy == "zigzag"
-        self.least = 2 * parallel.attn_cp_size if zigzag else 0
+        self.min_divisible_tokens = 2 * parallel.attn_cp_size if zigzag else 0
         """Least new tokens of a request that zigzag context parallelism can divide, two parts for each rank; 0 without
         it. With a smaller request, every rank would do the whole step."""
         self._later = parallel.pp_rank > 0
@@ -33,12 +33,12 @@ class Ranks:
         sized = (cp_group, parallel.attn_cp_size), (tp_group, parallel.attn_tp_size)
         self._groups = [group for group, size in sized if size > 1]
         self._requests: list[Any] = []
-        self._came: Plan | None = None
+        self._kept_plan: Plan | None = None
 
     def agree(self, plan: Plan) -> Plan:
         """Return the leading rank's plan, on every rank. Raises RuntimeError on a later stage that received no plan."""
         if self._later:
-            came, self._came = self._came, None
+            came, self._kept_plan = self._kept_plan, None
             if came is None:
                 raise RuntimeError("LAPS: this stage has work to plan, the first one has none")
             return came
@@ -51,19 +51,19 @@ class Ranks:
             self._requests.append(plan)
         return plan
 
-    def ingested(self, requests: list[Any]) -> None:
+    def keep_received(self, requests: list[Any]) -> None:
         """Keep the list of requests that this round received: the same list object that goes to the next stage."""
         if self.stages > 1:
             self._requests = requests
 
-    def dispatched(self, requests: list[Any]) -> list[Any]:
+    def take_plan(self, requests: list[Any]) -> list[Any]:
         """Return `requests` without the plan, which is kept. Raises RuntimeError if the last plan was not used."""
         if not self._later:
             return requests
         plans = [r for r in requests if isinstance(r, Plan)]
-        if len(plans) + (self._came is not None) > 1:
+        if len(plans) + (self._kept_plan is not None) > 1:
             raise RuntimeError("LAPS: the first stage has planned a batch, this one had no work to plan")
-        self._came = plans[0] if plans else self._came
+        self._kept_plan = plans[0] if plans else self._kept_plan
         return [r for r in requests if not isinstance(r, Plan)]
 
 

@@ -41,11 +41,11 @@ async def laps_receipts(
         slowest = slowest or SLOWEST
     ranks = await _ask(recent.Query(rid=rid, slowest=slowest, cls=cls, seconds=seconds))
     # Decoding thousands of receipts here would block other requests.
-    return Response(await asyncio.to_thread(_told, ranks, slowest), media_type="application/json")
+    return Response(await asyncio.to_thread(_encode_receipts, ranks, slowest), media_type="application/json")
 
 
-def _told(ranks: list[Any], slowest: int | None) -> bytes:
-    found = [answering.answered.complete(msgspec.json.decode(text)) for rank in ranks for text in rank["receipts"]]
+def _encode_receipts(ranks: list[Any], slowest: int | None) -> bytes:
+    found = [answering.outside_times.complete(msgspec.json.decode(text)) for rank in ranks for text in rank["receipts"]]
     if slowest is not None:
         found = sorted(found, key=lambda receipt: -receipt["ttft_ms"])[:slowest]
     answer = Receipts(receipts=msgspec.convert(found, list[Receipt]), kept=sum(rank["kept"] for rank in ranks))
@@ -57,9 +57,9 @@ def _told(ranks: list[Any], slowest: int | None) -> bytes:
 async def laps_trace(seconds: Annotated[float, Query(gt=0.0, le=LONGEST_S)] = 30.0) -> Response:
     """Return Chrome trace events of the last ``seconds``, for Perfetto."""
     ranks = await _ask(recent.Query(timeline=True, seconds=seconds))
-    return Response(await asyncio.to_thread(_drawn, ranks), media_type="application/json")
+    return Response(await asyncio.to_thread(_encode_trace, ranks), media_type="application/json")
 
 
-def _drawn(ranks: list[Any]) -> bytes:
+def _encode_trace(ranks: list[Any]) -> bytes:
     extracts = [msgspec.msgpack.decode(rank["timeline"], type=Extract) for rank in ranks]
     return msgspec.json.encode(timeline.trace(sorted(extracts, key=lambda x: x.dp_rank)))

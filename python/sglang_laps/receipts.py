@@ -40,14 +40,14 @@ class Receipts:
     def __init__(self, core: LapsCore, dp_rank: int) -> None:
         self._core, self._dp_rank = core, dp_rank
         self.ledger, self.recent = Ledger(), Recent()
-        self.quiet = False
+        self.no_first_token = False
         """True while the output that is sent cannot hold a first token."""
         self._waiting = 0
         """Number of receipts not sent yet, of requests whose first token leaves later, with the rest of the answer."""
 
     # -- the device
 
-    def begins(self, flight: Flight) -> None:
+    def record_start(self, flight: Flight) -> None:
         """Record that a batch starts on the device."""
         predicted_s = self._core.pacer.model.predict(flight.shape) if flight.shape else None
         run = flight.run = Run(
@@ -61,7 +61,7 @@ class Receipts:
             predicted_us=None if predicted_s is None else whole_us(predicted_s),
             begin_us=whole_us(flight.started or 0.0),
         )
-        self.ledger.begins(run)
+        self.ledger.record_start(run)
         for req in flight.reqs:
             if req.laps_tag is not None:
                 req.laps_tag.runs.append(run)
@@ -72,46 +72,46 @@ class Receipts:
             return
         end, begin_us = flight.done or now, whole_us(flight.started or now)
         if flight.took_s is None:
-            self.ledger.ended(run, begin_us, whole_us(end))
+            self.ledger.record_end(run, begin_us, whole_us(end))
         else:
-            self.ledger.ended(run, begin_us, begin_us + whole_us(flight.took_s))
+            self.ledger.record_end(run, begin_us, begin_us + whole_us(flight.took_s))
 
     @contextmanager
     def result_of(self, flight: Flight | None) -> Iterator[None]:
         """Process a result in this context, which records it. `flight`: None if the result is of no prefill batch."""
-        self.quiet = flight is None or not flight.reqs
+        self.no_first_token = flight is None or not flight.reqs
         if flight is not None:
             self._ended(flight, time.perf_counter())
         yield
-        self.quiet = False
+        self.no_first_token = False
         if flight is not None:
             self._processed(flight)
 
-    def stepped(self, step: Step) -> None:
+    def record_step(self, step: Step) -> None:
         """Record a decode step that occupied the device."""
         decode = self._core.decode
         predicted_us = None if decode is None else whole_us(decode.step_s) or None
         depth = len(self._core.under_way) if step.within else 0
         begin_us = whole_us(step.started)
         run = Run(streams=step.streams, depth=depth, predicted_us=predicted_us, begin_us=begin_us)
-        self.ledger.ended(run, begin_us, whole_us(step.started if step.done is None else step.done))
+        self.ledger.record_end(run, begin_us, whole_us(step.started if step.done is None else step.done))
 
-    def decided(self, plan: Plan, lines: Lines, *, paused: bool, joint: bool, built: bool) -> None:
+    def record_decision(self, plan: Plan, lines: Lines, *, paused: bool, joint: bool, built: bool) -> None:
         """Record why requests wait, after the decision of a round was tried."""
         now_us, short, long = whole_us(time.perf_counter()), bool(lines.short), bool(lines.long)
         by_plan = held_short(plan, long=long or paused, joint=joint, built=built)
-        self.ledger.hold(now_us, SHORT, by_plan if short else None, waits=short)
+        self.ledger.record_hold(now_us, SHORT, by_plan if short else None, waits=short)
         by_plan = held_long(plan, lacking=self._core.lacking, joint=joint)
-        self.ledger.hold(now_us, LONG, by_plan if long else None, waits=long)
+        self.ledger.record_hold(now_us, LONG, by_plan if long else None, waits=long)
 
     # -- receipts
 
     @property
     def due(self) -> bool:
         """Return True if the output that is sent now can hold a receipt."""
-        return self._waiting > 0 or not self.quiet
+        return self._waiting > 0 or not self.no_first_token
 
-    def leaving(self, reqs: Sequence[Req]) -> list[list[tuple[bytes, bool]]]:
+    def take_receipts(self, reqs: Sequence[Req]) -> list[list[tuple[bytes, bool]]]:
         """Return the receipts of requests whose output is sent now: as JSON, and True if sent with the first token. The
         list of a request without a receipt, or whose receipt was already sent, is empty."""
         now, found = time.perf_counter(), list[list[tuple[bytes, bool]]]()
@@ -136,7 +136,7 @@ class Receipts:
                 setattr(req, META_KEY, self._make(req, now))
                 self._waiting += 1
 
-    def aborted(self, req: Req) -> None:
+    def record_abort(self, req: Req) -> None:
         """Record the receipt of an aborted request that has sent no output."""
         if getattr(req, META_KEY, None) is None:
             setattr(req, META_KEY, SENT)
@@ -145,7 +145,7 @@ class Receipts:
     def _make(self, req: Req, now: float, *, aborted: bool = False) -> bytes:
         tag = getattr(req, "laps_tag", None)
         aborted = aborted or isinstance(req.finished_reason, FINISH_ABORT)
-        cls: ClassName = self._core.classes.of(req) if tag else classify(req.seqlen, self._core.classes.threshold)
+        cls: ClassName = self._core.classes.class_of(req) if tag else classify(req.seqlen, self._core.classes.threshold)
         m = moments.of(req, cls, now)
         found = account(m, self.ledger)
         cached = int(req.cached_tokens) if m.runs else 0

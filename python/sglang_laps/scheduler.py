@@ -13,7 +13,7 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import compat, graphs, penalties, seams, stand_in
-from sglang_laps.asking import answered
+from sglang_laps.asking import answer_query
 from sglang_laps.output import LapsOutputStreamer
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
@@ -71,14 +71,14 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None:
             return received
         if late:
-            late.begins()
+            late.record_start()
             received = [*early, *received]
-        self.laps.ranks.ingested(received)
+        self.laps.ranks.keep_received(received)
         return received or ([None] if self.enable_overlap and self.laps.core.holding else received)
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
         """Dispatch received requests. On a later pipeline stage, take out the plan that came with the requests."""
-        super().process_input_requests(recv_reqs if self.laps is None else self.laps.ranks.dispatched(recv_reqs))
+        super().process_input_requests(recv_reqs if self.laps is None else self.laps.ranks.take_plan(recv_reqs))
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Cache and send the chunk that ran last, once: a parked prompt has nothing new to send."""
@@ -186,12 +186,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
         if self.laps.receipts is not None and flight.reqs:
-            self.laps.receipts.begins(flight)
+            self.laps.receipts.record_start(flight)
         begin = self.laps.marks and self.laps.marks.now()
         with self.laps.pauses.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
         if self.laps.late and not flight.layers and not flight.within:
-            self.laps.late.launched()
+            self.laps.late.record_launch()
         if self.laps.marks:
             flight.marks = begin, self.laps.marks.now()
         if self.laps.synchronous:
@@ -199,7 +199,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             flight.done = time.perf_counter()
         flight.stock = bool(flight.reqs) and graphs.replays(runner) == replays and not flight.abandoned
         if flight.reqs or flight.within:
-            self.laps.core.sent(batch, flight)
+            self.laps.core.record_launch(batch, flight)
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
@@ -211,7 +211,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return
         core = self.laps.core
         if self.laps.steps:
-            self.laps.steps.ends(batch, result)
+            self.laps.steps.record_result(batch, result)
         flight = core.flight_of(batch)
         if flight is not None and self.laps.marks and self.laps.ranks.stages > 1:
             # The result comes when the last stage is done, long after this one.
@@ -231,15 +231,15 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             super().process_batch_result(batch, result)
         if flight is not None:
             now = time.perf_counter()
-            self._laps_tell(now, core.ended(flight, now))
+            self._laps_update_series(now, core.record_result(flight, now))
             if self.laps.group is not None:
-                self.laps.group.ended(flight)
+                self.laps.group.record_result(flight)
 
     def on_idle(self) -> None:
         """Do SGLang's idle housekeeping; update the gauges and save the latency model if due."""
         if self.laps is not None:
             now = time.perf_counter()
-            self._laps_tell(now)
+            self._laps_update_series(now)
             self.laps.saver.when_due(now)
         super().on_idle()
 
@@ -254,19 +254,19 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
         """Record a receipt, and tell the client that its waiting request was aborted."""
         if self.laps is not None and self.laps.receipts is not None:
-            self.laps.receipts.aborted(req)
+            self.laps.receipts.record_abort(req)
         super().send_abort_output(abort_req, req)
 
     # -- status
 
-    def _laps_tell(self, now: float, done: Any = None) -> None:
+    def _laps_update_series(self, now: float, done: Any = None) -> None:
         """Update the Prometheus series if this rank serves them. `done`: counters to add, by class."""
         if self.laps is not None and self.laps.series is not None:
-            self.laps.series.tell(now, self.laps_status, done or {})
+            self.laps.series.update(now, self.laps_status, done or {})
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """Answer a query for receipts, or return SGLang's internal state with the entry "laps" for /laps_status."""
-        if self.laps is not None and (answer := answered(recv_req, self.laps.receipts)) is not None:
+        if self.laps is not None and (answer := answer_query(recv_req, self.laps.receipts)) is not None:
             return answer
         output = super().get_internal_state(recv_req)
         output.internal_state["laps"] = self.laps_status()

@@ -20,7 +20,7 @@ from sglang_laps import compat
 from sglang_laps.support import refuse
 
 ROOT = "sglang.srt."
-Way = Literal["hooked", "replaced", "overridden", "set", "used", "followed"]
+Use = Literal["hooked", "replaced", "overridden", "set", "used", "followed"]
 """`overridden`: by a subclass, or the class that is subclassed. `set`: an attribute of an instance or of the class.
 `used`: called in LAPS's own way. `followed`: LAPS's code does the same steps, so the source is checked."""
 
@@ -30,11 +30,11 @@ class Seam(NamedTuple):
 
     name: str
     """Dotted name below ``sglang.srt``."""
-    way: Way
+    use: Use
     where: str
     """LAPS's module, or several."""
     when: str
-    says: str | None
+    expected: str | None
     """Expectation for the newest release (``compat``: for others). Function or class: its parameters (`name=` with a
     default). `followed`: digests of the source as released and as ``laps-patch apply --server`` has it. None: the name
     only has to exist. An attribute in brackets is made by the class at run time, and not looked for."""
@@ -202,9 +202,9 @@ def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] =
     """Register a hook on a name in `table`. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for any other name."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    way = "replaced" if kind == "REPLACE" else "hooked"
-    if not any((s.name, s.way) == (name, way) for s in table):
-        raise KeyError(f"{name} is not {way} by the table of seams")
+    use = "replaced" if kind == "REPLACE" else "hooked"
+    if not any((s.name, s.use) == (name, use) for s in table):
+        raise KeyError(f"{name} is not {use} by the table of seams")
     HookRegistry.register(ROOT + name, call, HookType[kind])
     _registered.add(ROOT + name)
 
@@ -249,19 +249,19 @@ def changed(seam: Seam) -> str | None:
     """Return how a name differs from SGLang's release, in a few words, or None. Imports the name's module."""
     name = seam.name.partition(".[")[0]
     owner, _, attribute = name.rpartition(".")
-    if name in compat.release().lacks:
+    if name in compat.release().missing:
         return None
     try:
         found = getattr(inspect.unwrap(pkgutil.resolve_name(ROOT + owner)), attribute)
     except (ImportError, AttributeError):
         return f"{ROOT}{name} is gone"
-    if seam.says is None:
+    if seam.expected is None:
         return None
-    says = compat.release().says.get(name, seam.says)
-    if seam.way == "followed":
-        return None if digest(found) in says.split() else f"{ROOT}{name} has another body"
+    expected = compat.release().expected.get(name, seam.expected)
+    if seam.use == "followed":
+        return None if digest(found) in expected.split() else f"{ROOT}{name} has another body"
     takes = ", ".join(parameters(found))
-    return None if takes == says else f"{ROOT}{name} takes ({takes}), not ({says})"
+    return None if takes == expected else f"{ROOT}{name} takes ({takes}), not ({expected})"
 
 
 def digest(function: Any) -> str:
@@ -273,7 +273,7 @@ def digest(function: Any) -> str:
 
 
 def parameters(function: Any) -> Iterator[str]:
-    """Yield the names of the parameters in the notation of ``Seam.says``."""
+    """Yield the names of the parameters in the notation of ``Seam.expected``."""
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     found = inspect.signature(function).parameters.values()
     star = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)

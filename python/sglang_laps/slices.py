@@ -24,10 +24,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
-from sglang_laps.armed import Abandoned, Armed, Cutter, Order
+from sglang_laps.armed import Abandoned, Armed, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
-from sglang_laps.put_back import aside, hold, put_back
+from sglang_laps.put_back import aside, put_back, save_state
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -53,7 +53,7 @@ def fits(batch: ScheduleBatch) -> bool:
 class _Pass:
     """State of one forward pass in slices. ``order`` gives the size or the number of slices."""
 
-    def __init__(self, batch: Any, everything: Operator, layers: int, order: Order) -> None:
+    def __init__(self, batch: Any, everything: Operator, layers: int, order: SliceOrder) -> None:
         # A rank without requests runs an idle batch beside the other ranks.
         shape = list(zip(batch.extend_seq_lens_cpu or (), batch.extend_prefix_lens_cpu or (), strict=True))
         self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
@@ -78,7 +78,7 @@ class Slices(Armed):
         self._launch_s, self._pause_s = math.inf, 0.0
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         self._pass: _Pass | None = None
-        self._name, self._deaf = type(runner.model).__name__, False
+        self._name, self._warned = type(runner.model).__name__, False
         self._no_result = NoResult(runner)
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
@@ -87,7 +87,7 @@ class Slices(Armed):
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         layers = set(map(id, stack))
         for module, operator in found:
-            run = self._in_blocks if operator.divisible else partial(self._after, enters=id(module) in layers)
+            run = self._in_blocks if operator.divisible else partial(self._run_whole, enters=id(module) in layers)
             # A torch hook would cost every pass, in slices or not, ten times as much.
             module.forward = partial(run, module.forward, operator)
         if encodes_layer_by_layer(runner):
@@ -123,17 +123,17 @@ class Slices(Armed):
         now = _Pass(forward_batch, self._all, self.layers, armed)
         # Without prefill graphs: a graph replay calls no modules.
         try:
-            with self._under(now, None):
+            with self._current_pass(now, None):
                 output = self._whole(forward_batch, *args, **kwargs)
         except Abandoned:
             return self._no_result.of(forward_batch)
-        if not (now.even or now.cut).done and not self._deaf:
-            self._deaf = True
+        if not (now.even or now.cut).done and not self._warned:
+            self._warned = True
             logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
         return output
 
     @contextmanager
-    def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:
+    def _current_pass(self, now: _Pass | None, graphs: Any) -> Iterator[None]:
         """Make `now` the pass in slices, and `graphs` the runner's prefill graphs, while the context lasts."""
         runner = self._runner
         held = self._pass, runner.prefill_cuda_graph_runner
@@ -155,15 +155,17 @@ class Slices(Armed):
 
     # -- before the operators
 
-    def _after(self, whole: Callable[..., Any], operator: Operator, /, *args: Any, enters: bool, **kwargs: Any) -> Any:
+    def _run_whole(
+        self, whole: Callable[..., Any], operator: Operator, /, *args: Any, enters: bool, **kwargs: Any
+    ) -> Any:
         """Pause if due, then run a whole operator. `enters`: a layer starts with this operator."""
         # Also called while a graph is captured or compiled; then no pass in slices is under way.
         now = self._pass
         if now is not None:
             if now.even is None:
-                self._reach(now, operator)
-            elif enters and now.even.due():
-                self._between(now, now.even.done - 1)
+                self._count(now, operator)
+            elif enters and now.even.count_layer():
+                self._run_pause(now, now.even.done - 1)
         return whole(*args, **kwargs)
 
     def _in_stages(self, whole: Callable[..., Any], *, layers: Any, hidden_states: Any, **kwargs: Any) -> Any:
@@ -173,10 +175,10 @@ class Slices(Armed):
         if now is None or now.even is None:
             return whole(layers=layers, hidden_states=hidden_states, **kwargs)
         for i in range(len(layers)):
-            if now.even.due():
+            if now.even.count_layer():
                 if i > begin:
                     hidden_states = whole(layers=layers[begin:i], hidden_states=hidden_states, **kwargs)
-                self._between(now, now.even.done - 1)
+                self._run_pause(now, now.even.done - 1)
                 begin = i
         return whole(layers=layers[begin:], hidden_states=hidden_states, **kwargs)
 
@@ -188,12 +190,12 @@ class Slices(Armed):
         more = [*args, *kwargs.values()]
         rows_apart = isinstance(x, torch.Tensor) and not any(isinstance(v, torch.Tensor) for v in more)
         if not rows_apart or get_forward().mlp_reduce_scatter:
-            self._reach(now, operator)
+            self._count(now, operator)
             return whole(x, *args, **kwargs)
         n = now.cut.blocks(operator.cost(now.tokens, now.pairs), len(x))
         done = []
         for block in x.tensor_split(n):
-            self._reach(now, operator, 1.0 / n)
+            self._count(now, operator, 1.0 / n)
             done.append(whole(block, *args, **kwargs))
         return done[0] if n == 1 else torch.cat(done)
 
@@ -202,21 +204,21 @@ class Slices(Armed):
         now = self._pass
         if now is not None and now.even is None:
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
-            if now.cut.before_due(0.0 if x is None else operator.cost(x.numel() // x.shape[-1], 0)):
-                self._between(now, now.cut.done)
+            if now.cut.count_encoder_layer(0.0 if x is None else operator.cost(x.numel() // x.shape[-1], 0)):
+                self._run_pause(now, now.cut.done)
         return whole(*args, **kwargs)
 
-    def _reach(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
+    def _count(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
         before = now.cut.done
-        if now.cut.due(share * operator.cost(now.tokens, now.pairs)):
-            self._between(now, before)
+        if now.cut.count_operator(share * operator.cost(now.tokens, now.pairs)):
+            self._run_pause(now, before)
 
-    def _between(self, now: _Pass, done: float) -> None:
+    def _run_pause(self, now: _Pass, done: float) -> None:
         """Pause between two slices. ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
-        begin, before = time.perf_counter(), hold(now.batch)
-        with self._under(None, now.graphs), aside(self._runner):
+        begin, before = time.perf_counter(), save_state(now.batch)
+        with self._current_pass(None, now.graphs), aside(self._runner):
             others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
         if others_ran:
             put_back(self._runner, now.batch, before)

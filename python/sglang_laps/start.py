@@ -71,7 +71,7 @@ class Laps:
         if chunk is not None:
             chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
         self.ranks = ranks = Ranks(scheduler.attn_cp_cpu_group, scheduler.attn_tp_cpu_group)
-        unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.least))
+        unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.min_divisible_tokens))
         device = device_of(scheduler)
         alone = group.why_not(scheduler)
         if config.slice_ms == 0.0:
@@ -155,8 +155,8 @@ class Laps:
         )
         self.colocated = self.pauses if isinstance(self.pauses, Colocated) else None
         """The pauses of a server that also decodes; None if this server only prefills."""
-        told = (lambda _: None) if self.receipts is None else self.receipts.stepped
-        self.steps = Steps(self.core, self.marks, told, self.group) if colocated else None
+        record_step = (lambda _: None) if self.receipts is None else self.receipts.record_step
+        self.steps = Steps(self.core, self.marks, record_step, self.group) if colocated else None
         """Measures decode steps; None if this server only prefills."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}

@@ -60,7 +60,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         backlog_s=None if model is None else _backlog_s(model, seen, every),
         busy_s=ByClass(short=core.totals["short"].busy_s, long=core.totals["long"].busy_s),
     )
-    lengths = core.classes.lengths.told(now - core.started_s)
+    lengths = core.classes.lengths.to_lengths(now - core.started_s)
     return {
         **Status(
             enabled=True,
@@ -239,7 +239,7 @@ class Series:
             text, info = "Step times are of this profile, not of this machine.", {**labels, **emulated}
             gauge("sglang:laps_emulated_info", text, list(info)).labels(**info).set(1)
 
-    def tell(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
+    def update(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
         """Add `done` to the counters of each class; update the gauges if PERIOD_S has passed since the last update."""
         for cls, total in done.items():
             for name, value in asdict(total).items():

@@ -46,14 +46,14 @@ class Steps:
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:
         """Measure the enclosed forward pass if it is a decode step."""
-        decode, beside = self._core.decode, self._group is not None and self._group.begins() > 0
+        decode, beside = self._core.decode, self._group is not None and self._group.start_step() > 0
         # If other ranks prefill, SGLang can run this step as a prefill of one token for each request.
         if decode is None or not (beside or batch.forward_mode.is_decode()):
             yield
             return
         begin = self._marks and self._marks.now()
         step = Step(len(batch.reqs), bool(self._core.under_way), beside, time.perf_counter())
-        decode.sent()
+        decode.record_launch()
         yield
         if self._marks is None:
             step.done = time.perf_counter()
@@ -61,7 +61,7 @@ class Steps:
             step.marks = begin, self._marks.now()
         self._under_way[batch.forward_iter] = step
 
-    def ends(self, batch: Any, result: Any) -> None:
+    def record_result(self, batch: Any, result: Any) -> None:
         """Record the decode step of this batch; call it just before the batch's result is processed."""
         step = self._under_way.pop(batch.forward_iter, None)
         if step is None:
@@ -76,4 +76,6 @@ class Steps:
                 step.started = step.done - self._marks.seconds(*step.marks)
         if not step.beside:
             self._ended(step)
-        self._core.decoded(step.started, step.done, streams=step.streams, within=step.within, beside=step.beside)
+        self._core.record_decode_step(
+            step.started, step.done, streams=step.streams, within=step.within, beside=step.beside
+        )

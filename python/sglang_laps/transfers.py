@@ -25,7 +25,7 @@ MANAGER = "disaggregation.common.conn.CommonKVManager"
 _writing = threading.RLock()
 
 
-def be_patient() -> None:
+def set_environment() -> None:
     """Set these variables in the environment of a prefill server's scheduler, unless the user has set them."""
     for name, value in TCP.items():
         os.environ.setdefault(name, value)
@@ -34,9 +34,9 @@ def be_patient() -> None:
         os.environ.update(PROBE)
 
 
-def mend() -> None:
+def hook_races() -> None:
     """Hook the methods whose races corrupt the transfer records that SGLang's threads share."""
-    seams.hook(f"{MANAGER}.__init__", forgive, "AFTER")
+    seams.hook(f"{MANAGER}.__init__", tolerate_missing_rooms, "AFTER")
     seams.hook(f"{MANAGER}.check_status", check_status, "AROUND")
     seams.hook(f"{MANAGER}.update_status", update_status, "AROUND")
 
@@ -93,7 +93,7 @@ class Rooms(dict[int, dict[str, Any]]):
         return super().pop(room, default)
 
 
-def forgive(_: None, manager: Any, *args: Any, **kwargs: Any) -> None:
+def tolerate_missing_rooms(_: None, manager: Any, *args: Any, **kwargs: Any) -> None:
     """Replace ``transfer_infos`` after ``CommonKVManager.__init__``, before any report has been received."""
     if type(getattr(manager, "transfer_infos", None)) is dict:
         manager.transfer_infos = Rooms(manager.transfer_infos)

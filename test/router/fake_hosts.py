@@ -1,4 +1,4 @@
-"""Fake servers with an address each, which a source of servers names, and requests while they come and go."""
+"""Fake servers with an address each, for tests of server sources, and load while such servers come and go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .fakes import FakeDecode, FakePrefill, Stack, World
 
 @contextlib.asynccontextmanager
 async def hosts(n: int) -> AsyncIterator[tuple[list[FakePrefill], FakeDecode]]:
-    """``n`` prefill servers and a decode server, all at one port of addresses of their own."""
+    """Run ``n`` prefill servers and a decode server, each at its own address, all at the same port."""
     world = World()
     prefills, decode = [FakePrefill(world) for _ in range(n)], FakeDecode(world)
     for k, server in enumerate((*prefills, decode)):
@@ -26,7 +26,7 @@ async def hosts(n: int) -> AsyncIterator[tuple[list[FakePrefill], FakeDecode]]:
 
 @contextlib.asynccontextmanager
 async def loaded(s: Stack) -> AsyncIterator[None]:
-    """Requests all the while: none of them fails, and nothing is left of them."""
+    """Send requests during the block. Require that none fails and that no request leaves anything behind."""
     ended = asyncio.Event()
     load = asyncio.create_task(s.load(ended))
     yield

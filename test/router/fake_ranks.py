@@ -1,4 +1,4 @@
-"""A prefill server with data-parallel ranks, and a decode server that tells how full it is. No model."""
+"""Fake prefill server with data-parallel ranks, and fake decode server that reports its KV usage. No model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 64
 
 
 class FakeRank:
-    """A device and the texts it has seen."""
+    """One DP rank: its device and the texts in its prefix cache."""
 
     def __init__(self) -> None:
         self.device = asyncio.Lock()
@@ -24,7 +24,7 @@ class FakeRank:
         self.backlog = 0
 
     def cached(self, text: str) -> int:
-        """How much of it is held (tokens)."""
+        """Return the length of the cached prefix of ``text`` (tokens)."""
         at = 0
         while at + BLOCK <= len(text) and text[: at + BLOCK] in self.held:
             at += BLOCK
@@ -35,8 +35,8 @@ class FakeRank:
 
 
 class RankedPrefill(FakePrefill):
-    """``size`` ranks; a request goes to the one that its room names, or with another ``method`` to each in turn. It
-    says so if it ``tells``."""
+    """Prefill server with ``size`` ranks. The bootstrap room selects the rank of a request; with another ``method``
+    the ranks take turns. The server reports its ranks only if ``tells``."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class RankedPrefill(FakePrefill):
         tells: bool = True,
         each: bool = True,
     ) -> None:
-        """``each``: each rank tells its own load."""
+        """``each``: report the load of each rank."""
         super().__init__(world, tokens_per_s, laps)
         self.by_room, self.method = method == "follow_bootstrap_room", method
         self.tells, self.each = tells, each
         self.group: dict[str, Any] | None = None
-        """The plan that its ranks share."""
+        """Reported group plan of the ranks."""
         self.info_asked = 0
         self.asked_tokens = self.cached_tokens = 0
-        """Tokens of all prompts so far, and those that were in the cache of their rank."""
+        """Tokens of all prompts so far, and those of them found in the cache of their rank."""
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """Become another process under this URL."""
+        """Replace all ranks, as if another process had started under this URL."""
         self.ranks = [FakeRank() for _ in range(size)]
 
     def add_routes(self, app: web.Application) -> None:
@@ -86,7 +86,7 @@ class RankedPrefill(FakePrefill):
             {"dp_rank": n, "num_waiting_uncached_tokens": r.backlog, "total_prefill_busy_us": 0}
             for n, r in enumerate(self.ranks)
         ]
-        # In any order.
+        # Not in the order of ranks: the router must not rely on it.
         return web.json_response({"loads": loads[::-1]})
 
     async def _server_info(self, _: web.Request) -> web.Response:
@@ -123,7 +123,7 @@ class RankedPrefill(FakePrefill):
 
 
 class TellingDecode(FakeDecode):
-    """Says in /v1/loads how much of its KV is taken, by others as well."""
+    """Decode server that reports its used KV tokens in /v1/loads, including those of other routers."""
 
     def __init__(self, world: World, capacity: int | None = 100_000, others: int = 0, ranks: int = 1) -> None:
         super().__init__(world)

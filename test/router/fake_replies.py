@@ -1,4 +1,4 @@
-"""Answers of fake servers: at once or as a stream."""
+"""Answers of fake servers, whole or streamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rooms_of(body: Body) -> list[int]:
 
 
 def prompt_tokens(body: Body) -> int:
-    """One token per 4 bytes of text, or the ids."""
+    """Return the number of prompt tokens: one per 4 bytes of text, or the number of ids."""
     if "input_ids" in body:
         ids = body["input_ids"]
         return sum(map(len, ids)) if isinstance(ids[0], list) else len(ids)

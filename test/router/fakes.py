@@ -1,4 +1,4 @@
-"""Prefill and decode servers that speak real HTTP on loopback and do as a test tells them. No model."""
+"""Fake prefill and decode servers with real HTTP on loopback, whose behaviour a test controls. No model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .fake_replies import Body, answer, prompt_tokens, rooms_of
 
 ROUTES = ("generate", "v1/completions", "v1/chat/completions")
 SHORT, LONG = "a" * 40, "b" * 8000
-"""Prompts of the two classes."""
+"""Short and long prompt."""
 JSON_TYPE = {"content-type": "application/json"}
-"""Headers of a body that a test writes itself."""
+"""Headers for a body that a test serializes itself."""
 PROBES = {"health_check_interval_secs": 0.3, "health_check_timeout_secs": 0.3}
 NO_PROBES = {"disable_health_check": True}
-"""Arguments of a router that looks often whether its servers are well, or never."""
+"""Router arguments: without health checks; ``PROBES`` has frequent health checks."""
 
 
 async def events_of(response: aiohttp.ClientResponse) -> list[str]:
-    """Return what a stream sent, event by event."""
+    """Return the data of all events of a stream."""
     return [e[6:] for e in (await response.text()).split("\n\n") if e.startswith("data: ")]
 
 
@@ -49,7 +49,7 @@ def entry(status: Body, server: FakeServer | str) -> Body:
 
 @dataclass
 class World:
-    """State that prefill and decode servers share: which rooms have been prefilled."""
+    """State shared by prefill and decode servers: the bootstrap rooms that have been prefilled."""
 
     ready: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -58,7 +58,7 @@ class World:
 
 
 class FakeServer:
-    """Common to both: a port, the requests seen, and who was aborted."""
+    """Base of fake servers: a port, the received requests, and the aborted ids."""
 
     role = ""
 
@@ -74,11 +74,11 @@ class FakeServer:
         self.healthy = True
         self.connections: set[Any] = set()
         self.peers: set[Any] = set()
-        """Peers of all connections."""
+        """Peer addresses of all connections so far."""
         self.probed = 0
         self._runner: web.AppRunner | None = None
         self._kept: socket.socket | None = None
-        """Port kept after it has stopped: nobody listens there, and no server of another test comes to do so."""
+        """Socket that keeps the port after a stop, so that no server of another test can listen there."""
 
     @property
     def url(self) -> str:
@@ -93,7 +93,7 @@ class FakeServer:
         app.router.add_post("/flush_cache", self._flush)
         self.add_routes(app)
         self.give_up_port()
-        # Of no time at all aiohttp makes a wait without an end: for whoever is just asking how the server is.
+        # Not 0: aiohttp would wait without limit for a health check that is in progress.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, port).start()
@@ -112,13 +112,13 @@ class FakeServer:
                 self._kept.bind((self.host, self.port))
 
     def give_up_port(self) -> None:
-        """Let others have the port."""
+        """Release the port."""
         if self._kept:
             self._kept.close()
             self._kept = None
 
     def add_routes(self, app: web.Application) -> None:
-        """More routes."""
+        """Add further routes (in subclasses)."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         raise NotImplementedError
@@ -140,7 +140,7 @@ class FakeServer:
         self.bodies.append(body)
         self.headers.append(request.headers)
         self.connections.add(request.transport)
-        if request.transport:  # or the client has left by now
+        if request.transport:  # None if the client has disconnected
             self.peers.add(request.transport.get_extra_info("peername"))
         self.running += 1
         try:
@@ -154,7 +154,7 @@ class FakeServer:
 
 
 class FakePrefill(FakeServer):
-    """Prefills one request at a time at ``tokens_per_s``; says so in /laps_status if ``laps``."""
+    """Prefill server that runs one request at a time at ``tokens_per_s``; with ``laps`` it serves /laps_status."""
 
     role = "prefill"
 
@@ -167,10 +167,10 @@ class FakePrefill(FakeServer):
         self.status, self.refused = 200, 0
         self.load: Body | None = None
         self.model: Body | None = None
-        """Coefficients, as a LAPS server tells them."""
+        """Coefficients of the latency model in /laps_status."""
         self.backlog = 0
         self.receipt: Body | None = None
-        """Receipt of each request that asks for one, but for its id."""
+        """Receipt (without id) returned to each request that asks for a receipt; None: no receipts."""
         self.pool = PoolRecord()
         self._device = asyncio.Lock()
 
@@ -226,7 +226,7 @@ class FakePrefill(FakeServer):
 
 
 class FakeDecode(FakeServer):
-    """Waits for the rooms, then sends ``chunks`` pieces, ``pause_s`` apart."""
+    """Decode server that waits for the rooms' prefill, then sends ``chunks`` events, ``pause_s`` seconds apart."""
 
     role = "decode"
 
@@ -253,7 +253,7 @@ class FakeDecode(FakeServer):
 
 @dataclass
 class Stack:
-    """A router in front of fakes, and a client."""
+    """A router in front of fake servers, and a client."""
 
     prefills: list[FakePrefill]
     decodes: list[FakeDecode]
@@ -285,7 +285,7 @@ class Stack:
 
         async def ask() -> None:
             while not ended.is_set():
-                # No long one is short for having been seen before.
+                # Vary the long prompt: a cached prefix would make it short.
                 for text in (SHORT, f"{found.total()} {LONG}"):
                     status, _ = await self.post(text=text)
                     found[status] += 1
@@ -294,7 +294,7 @@ class Stack:
         return found
 
     async def at_rest(self) -> None:
-        """Wait until nothing is in flight, and insist that every counter says so."""
+        """Wait until nothing is in flight, then require that the counters of all servers are zero."""
         await self.until(lambda: self.lb.queue.in_flight == 0)
         for i in self.lb.instances:
             assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
@@ -302,7 +302,7 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def serving(config: uvicorn.Config) -> AsyncIterator[int]:
-    """Serve in this event loop; yields the port."""
+    """Serve in this event loop and yield the port."""
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -324,7 +324,7 @@ async def stack(
     make_decode: Callable[[World], FakeDecode] = FakeDecode,
     more_decodes: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
-    """Everything in this event loop, over real sockets; ``more_decodes`` are URLs of what runs elsewhere."""
+    """Run fake servers and a router in this event loop. ``more_decodes``: URLs of decode servers that run elsewhere."""
     world = World()
     p = [make_prefill(world) for _ in range(prefills)]
     d = [make_decode(world) for _ in range(decodes)]
@@ -347,13 +347,13 @@ async def router_before(
     args: Body | None = None,
     more_decodes: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
-    """One more router in front of servers that run."""
+    """Run one more router in front of running servers."""
     servers = {
         "prefill_urls": [(s.url, 8998) for s in p],
         "decode_urls": [*(s.url for s in d), *more_decodes],
     }
     router_args = RouterArgs(mini_lb=True, pd_disaggregation=True, **{**servers, **(args or {})})
-    # Two pools from the start, so that a test knows where a request goes.
+    # Divide the servers into two pools from the start, so that a test knows the destination of a request.
     named = len(router_args.prefill_urls)
     split = {"initial_short": named // 2} if named > 1 else {}
     balancer = LapsBalancer(router_args, AllocConfig.parse({}, json.dumps({**split, **(config or {})})))

@@ -1,4 +1,4 @@
-"""Rights to abort and to flush, and that nothing is done for those who may not."""
+"""Rights to abort and to flush; a request without the right has no effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMIN = {"Authorization": "Bearer admin"}
 
 @asynccontextmanager
 async def guarded(prefills: int = 2, decodes: int = 1, args: Any = None) -> AsyncIterator[Stack]:
-    """Servers with an admin key, which the router has."""
+    """Run servers with an admin key that the router knows."""
     async with strict(prefills, decodes, args={"api_key": "admin", **(args or {})}) as s:
         for f in (*s.prefills, *s.decodes):
             f.admin_key = "admin"
@@ -26,7 +26,7 @@ async def guarded(prefills: int = 2, decodes: int = 1, args: Any = None) -> Asyn
 
 
 def test_clients_that_leave_end_no_other_streams_and_a_keyless_abort_of_all_changes_nothing() -> None:
-    """SGLang ends every request whose id begins with an abort's, and the router's key opens that."""
+    """SGLang ends every request whose id starts with the aborted id, and the router's key permits that."""
 
     async def run() -> None:
         async with guarded() as s, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as leaving:
@@ -61,7 +61,7 @@ def test_clients_that_leave_end_no_other_streams_and_a_keyless_abort_of_all_chan
 
 
 def test_the_right_to_abort_is_asked_of_a_server_that_is_there() -> None:
-    """Whichever of them has gone a moment ago."""
+    """Whichever server has just gone."""
 
     async def run(gone: int) -> None:
         async with guarded(2, 2, args={"api_key": None, **NO_PROBES}) as s:
@@ -136,7 +136,7 @@ def test_an_abort_of_one_that_waits_for_a_server_ends_it() -> None:
             decode.healthy = False
             sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
             await s.until(lambda: s.lb.queue.waiting == 1)
-            # A server of the other role says whether the client may.
+            # A server of the other role decides whether the client may abort.
             assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
             decode.healthy = True
             status, reply = await sent
@@ -148,7 +148,7 @@ def test_an_abort_of_one_that_waits_for_a_server_ends_it() -> None:
 
 
 def test_an_abort_that_is_not_declared_as_json_is_refused() -> None:
-    """A web page may send one to a router in its reader's network without asking it first."""
+    """A web page could send such a request, without a CORS preflight, to a router in its reader's network."""
 
     async def run() -> None:
         async with strict() as s:
@@ -177,7 +177,7 @@ def test_what_servers_hold_is_forgotten_once_they_agree_to_flush() -> None:
             async with s.client.post(f"{s.url}/flush_cache") as r:
                 assert r.status == 401
             assert [len(i.prefixes) for i in s.lb.pools.instances] == known
-            # A page of another site cannot declare a body as JSON without asking first.
+            # A page of another site cannot declare a body as JSON without a CORS preflight.
             before = s.prefills[0].flushed
             async with s.client.post(f"{s.url}/flush_cache", headers={"origin": "http://else.where"}) as r:
                 assert r.status == 422

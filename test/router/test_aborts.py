@@ -1,4 +1,4 @@
-"""Requests that are aborted, under which id, and those that are not."""
+"""Aborts: which requests end, under which id, and which requests must not end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, Worl
 
 
 class Strict(FakeServer):
-    """Server that checks ids as SGLang does: an id in use is refused, an abort ends all whose ids begin with its own, a
-    key may be asked for."""
+    """Server that treats ids as SGLang does: it refuses an id in use, and an abort ends all requests whose ids start
+    with the given id. It can require a key for aborts."""
 
     def __init__(self, world: World, *args: Any, **kwargs: Any) -> None:
         super().__init__(world, *args, **kwargs)
@@ -74,7 +74,7 @@ def strict(prefills: int = 2, decodes: int = 1, **more: Any) -> Any:
 
 
 async def leave(s: Stack, headers: dict[str, str] | None = None, route: str = "generate", **body: Any) -> None:
-    """A client that goes away while its prefill runs."""
+    """Send a request and disconnect while its prefill runs."""
     for p in s.prefills:
         p.gate.clear()
     before = sum(len(p.bodies) for p in s.prefills)
@@ -184,7 +184,7 @@ async def ask_abort(s: Stack, body: Any, **more: Any) -> tuple[int, bytes]:
 
 
 def done(server: FakeServer) -> list[str]:
-    """Aborts that are about a request, and not only about who may ask for them."""
+    """Return the aborted ids without the probes that only check the right to abort."""
     names = [r for b in server.bodies for r in (b["rid"] if isinstance(b["rid"], list) else [b["rid"]])]
     return [a for a in server.aborted if a in names]
 
@@ -204,7 +204,7 @@ def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
             assert {f.url: done(f) for f in (*s.prefills, *s.decodes)} == has
             async with asyncio.timeout(120):
                 status, reply = await held
-            # The reply is the decode server's, as of one server alone.
+            # The reply comes from the decode server, as from a single server.
             assert (status, reply["meta_info"]["finish_reason"]["type"]) == (200, "abort")
             assert reply["meta_info"]["id"] == "mine"
             for p in s.prefills:
@@ -224,7 +224,7 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
             assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
             both = [f for f in (*s.prefills, *s.decodes) if f.bodies]
             assert [done(f) for f in both] == [f.bodies[0]["rid"] for f in both]
-            # One of them alone.
+            # Abort one prompt of the batch only.
             assert (await ask_abort(s, {"rid": "mine_1"}))[0] == 200
             assert [done(f)[2:] for f in both] == [f.bodies[0]["rid"][1:] for f in both]
             for p in s.prefills:
@@ -235,7 +235,7 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
 
 
 def test_an_unknown_id_and_all_go_to_every_server() -> None:
-    """For another router may have the request, under an id that is found from the client's."""
+    """Another router may have the request, under an id that starts with the client's id."""
 
     async def run() -> None:
         async with strict(2, 2, args={"api_key": "admin"}) as s:

@@ -1,4 +1,4 @@
-"""The router's flags: what they make, and what they refuse in one line."""
+"""Flags of the router: the resulting settings, and errors in one line."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_one_prefill_server_is_enough_to_begin_with() -> None:
             '--laps-alloc-config: spill: "x" is not one of auto, off, short, both',
         ),
         (["--laps-alloc-config", '{"n_min": 2}'], "--laps-alloc-config: n_min: 2 for each pool needs 4 --prefill"),
-        (["--laps-alloc-config", '{"initial_short": 2}'], "--laps-alloc-config: initial_short: 2 is not from 1 to 1"),
+        (["--laps-alloc-config", '{"initial_short": 2}'], "--laps-alloc-config: initial_short: 2 must be from 1 to 1"),
         (
             ["--laps-rebalance-ratio", "3", "--laps-alloc-config", '{"ratio": 2}'],
-            "--laps-alloc-config: ratio is given by --laps-rebalance-ratio too",
+            "--laps-alloc-config: ratio is also set by --laps-rebalance-ratio",
         ),
         (["--laps-tokenizer", "no/such/file"], "--laps-tokenizer: no/such/file: no tokenizer could be read"),
         (["--prefill", "http://127.0.0.1:1"], "http://127.0.0.1:1 is given twice"),

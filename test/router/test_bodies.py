@@ -1,4 +1,4 @@
-"""Bodies that are unlike what clients send: answered as stock MiniLB answers them, or better."""
+"""Unusual request bodies, which must be answered as by stock MiniLB, or better."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .fakes import Body, FakeDecode, FakePrefill, FakeServer, Stack, serving, st
 OWN = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "rid")
 """Members that a router adds."""
 CUT = 599
-"""Stands for an answer that began and broke off."""
+"""Status that stands for an answer that broke off."""
 
 
 class Reader(FakeServer):
-    """Answers what it can read as JSON with 200 and all else with 400, as SGLang does."""
+    """Server that answers 200 to a body that is JSON and 400 to all others, as SGLang does."""
 
     bodies: list[Any]
     reply = b"{}"
@@ -52,7 +52,7 @@ class ReadingDecode(Reader, FakeDecode):
 
 @contextlib.asynccontextmanager
 async def stock_router(s: Stack) -> AsyncIterator[str]:
-    """Stock MiniLB in front of the same servers: its URL."""
+    """Run stock MiniLB in front of the same servers and yield its URL."""
     spec = importlib.util.spec_from_file_location("stock_mini_lb", mini_lb.__file__)
     assert spec
     assert spec.loader
@@ -137,7 +137,7 @@ BODIES: list[tuple[str, bytes]] = [
 async def send(
     s: Stack, url: str, route: str, raw: bytes, headers: dict[str, str] | None = None
 ) -> tuple[int, set[Any]]:
-    """(status, bodies that servers saw)."""
+    """Send a request. Return (status, bodies that the servers received)."""
     servers = [*s.prefills, *s.decodes]
     for server in servers:
         server.bodies.clear()
@@ -172,7 +172,7 @@ def test_every_body_is_answered_as_by_the_stock_router_or_better(caplog: pytest.
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
     assert not worse
-    # The stock router is told to be silent: what is logged is ours.
+    # The stock router does not log, so these records are ours.
     assert not [r for r in caplog.records if r.exc_info and "stock_mini_lb" not in str(r.exc_info[1])]
 
 
@@ -235,7 +235,7 @@ def test_a_logprob_reply_that_cannot_be_merged_is_passed_on(reply: bytes, monkey
     ],
 )
 def test_several_samples_are_refused_at_once(route: str, body: Body) -> None:
-    """Through a disaggregated pair they would never be answered."""
+    """A disaggregated pair would never answer such a request."""
 
     async def run() -> None:
         async with stack(2) as s:

@@ -1,4 +1,4 @@
-"""Clients that speak HTTP as it is not meant: several requests at once, heads that do not come, answers not taken."""
+"""Clients with unusual HTTP: pipelined requests, heads that never end, answers that are not read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .test_own_limits import open_ports, separate_router
 
 GET = b"GET /liveness HTTP/1.1\r\nhost: x\r\n\r\n"
 SPACE = 4 << 30
-"""Address space of a router (bytes)."""
+"""Limit of a router's address space (bytes)."""
 RESIDENT = 300 << 20
-"""Most memory that it may need beside what importing SGLang takes, which the stock module does (bytes)."""
+"""Most memory that a router may need beyond the import of SGLang by the stock module (bytes)."""
 
 
 def post(**body: Any) -> bytes:
@@ -42,13 +42,13 @@ async def connection(url: str, **options: Any) -> AsyncIterator[tuple[asyncio.St
 
 
 def resident(pid: int) -> int:
-    """Memory of a process (bytes)."""
+    """Return the resident memory of a process (bytes)."""
     line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS"))
     return int(line.split()[1]) << 10
 
 
 def used_s(pid: int) -> float:
-    """Time that a process has had of processors (seconds): others on this machine do not count."""
+    """Return the CPU time of a process (seconds), which does not depend on other processes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -117,7 +117,7 @@ def test_one_request_after_the_other_shares_a_connection() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             for _ in range(3):
-                # Old clients end a body with an empty line that belongs to nothing.
+                # Old clients send a superfluous empty line after a body.
                 writer.write(post(text=SHORT) + b"\r\n")
                 await asyncio.wait_for(reader.readuntil(b'"id"'), 120)
                 await reader.readuntil(b"}}")
@@ -145,14 +145,14 @@ def test_trailers_are_no_headers() -> None:
 
 
 def small() -> socket.socket:
-    """A connection that takes little before it is read from."""
+    """Return a socket with a small receive buffer."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return sock
 
 
 async def unread(s: Stack, data: bytes) -> socket.socket:
-    """A client that sends ``data`` and reads nothing."""
+    """Return the connection of a client that has sent ``data`` and reads nothing."""
     sock = small()
     sock.setblocking(False)
     host, port = s.url.removeprefix("http://").split(":")
@@ -163,10 +163,10 @@ async def unread(s: Stack, data: bytes) -> socket.socket:
 
 
 class Streaming(FakeDecode):
-    """Answers with a stream of its own."""
+    """Decode server whose stream a subclass writes."""
 
     async def stream(self, request: Any, body: Any) -> Any:
-        """The begin of it, once the prefill server has the request, too."""
+        """Start the stream, once the prefill server has the request, too."""
         from aiohttp import web
 
         await self.world.event(body["bootstrap_room"]).wait()
@@ -176,7 +176,7 @@ class Streaming(FakeDecode):
 
 
 class Flooding(Streaming):
-    """Streams without an end, 64 KiB an event."""
+    """Decode server with an endless stream of 64 KiB events."""
 
     async def serve(self, request: Any, body: Any) -> Any:
         if "fill" not in body:
@@ -203,7 +203,7 @@ def test_unread_streams_release_their_slots() -> None:
 
 
 class Late(Streaming):
-    """Streams nothing that fills a buffer for three seconds, then without an end."""
+    """Decode server that streams hardly anything for three seconds, then an endless stream."""
 
     async def serve(self, request: Any, body: Any) -> Any:
         response = await self.stream(request, body)

@@ -1,4 +1,4 @@
-"""Reports of decode servers on their KV caches, over real sockets: who gets requests, status and metrics."""
+"""Reports of decode servers on their KV caches, over real sockets: choice of servers, status and metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def servers(*made: dict[str, Any]) -> Callable[[World], TellingDecode]:
 
 
 async def read(s: Stack, *taken: int | None) -> None:
-    """Wait until the router knows so much of each decode server (tokens; None: it says nothing)."""
+    """Wait until the router knows these used KV tokens of the decode servers (None: a server reports nothing)."""
 
     def told() -> list[int | None]:
-        return [d.kv.told if d.kv else None for d in s.lb.decoders]
+        return [d.kv.reported if d.kv else None for d in s.lb.decoders]
 
     await s.until(lambda: told() == list(taken))
 
@@ -38,7 +38,7 @@ def test_other_routers_work_counts() -> None:
             for _ in range(5):
                 assert (await s.post(text=SHORT))[0] == 200
             assert got(s) == [0, 5]
-            # Read again since, where it was read in the midst of one.
+            # A report can date from the middle of a request: wait for newer reports.
             await s.until(lambda: all(d.kv is not None and d.kv.own == 0 for d in s.lb.decoders))
             found = await s.status()
             assert [entry(found, d)["kv_tokens"] for d in s.decodes] == [
@@ -49,7 +49,7 @@ def test_other_routers_work_counts() -> None:
                 metrics = await r.text()
             assert f'laps_router_kv_held_tokens{{server="{s.decodes[0].url}"}} 90000.0' in metrics
             assert f'laps_router_kv_capacity_tokens{{server="{s.decodes[1].url}"}} 100000.0' in metrics
-            # They go, and others come there.
+            # The other routers' requests move to the other server.
             first, second = s.decodes
             assert isinstance(first, TellingDecode)
             assert isinstance(second, TellingDecode)
@@ -67,7 +67,7 @@ def test_a_request_goes_where_it_fits() -> None:
         async with stack(2, 2, QUICK, make_decode=make) as s:
             await read(s, 0, 99_800)
             for new, expected in ((8, [1, 0]), (10_000, [2, 0]), (8, [3, 0])):
-                # An answer counts 512 tokens at most.
+                # An answer counts with at most 512 tokens.
                 assert (await s.post(text=SHORT, sampling_params={"max_new_tokens": new}))[0] == 200
                 assert got(s) == expected
             assert (await s.post(text="w" * 8000))[0] == 200
@@ -86,7 +86,7 @@ def test_a_server_that_says_nothing_is_taken_by_what_was_sent_there() -> None:
             assert got(s) == [3, 0]
             found = await s.status()
             assert entry(found, s.decodes[0])["kv_tokens"] == {"held": 0, "told": None, "capacity": None}
-            # Asked once, and not again for a while.
+            # The router asks once, then not again for a while.
             silent = s.decodes[0]
             assert isinstance(silent, TellingDecode)
             assert silent.asked == 1
@@ -100,7 +100,7 @@ def test_a_server_that_comes_is_read_and_one_that_goes_is_not() -> None:
             late = TellingDecode(s.decodes[0].world, others=1234)
             await late.start()
             joined = s.lb.add("decode", late.url, None, "test")
-            await s.until(lambda: getattr(joined, "kv", None) is not None and joined.kv.told == 1234)  # type: ignore[attr-defined]
+            await s.until(lambda: getattr(joined, "kv", None) is not None and joined.kv.reported == 1234)  # type: ignore[attr-defined]
             s.lb.remove(late.url)
             asked = late.asked
             first = s.decodes[0]

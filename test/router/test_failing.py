@@ -1,4 +1,4 @@
-"""Servers that fail: who is asked instead, and until when."""
+"""Servers that fail: the choice of another server, and the return to the failed server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_503_is_tried_elsewhere(role: str) -> None:
 
 
 class Unjoined(FakePrefill):
-    """Server whose transfers fail, as when the decode server has just died."""
+    """Prefill server whose transfers fail, as if the decode server had just died."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         message = f"Prefill transfer failed for request req.rid={body['rid']!r} with exception KVTransferError: dead"
@@ -94,7 +94,7 @@ def test_a_transfer_that_failed_is_tried_again() -> None:
 
 
 def test_a_pair_that_failed_a_transfer_is_left_by_changing_either_server() -> None:
-    """One prefill server only: another decode server makes another pair."""
+    """With a single prefill server, another decode server makes another pair."""
 
     async def run() -> None:
         async with stack(2, 2, config={"spill": "off"}, make_prefill=Unjoined) as s:
@@ -110,7 +110,7 @@ def test_a_pair_that_failed_a_transfer_is_left_by_changing_either_server() -> No
 
 
 class Unfed(FakeDecode):
-    """The KV of the first request does not come, which it finds out when its status line is sent."""
+    """Decode server that misses the KV of its first request, but notices this after its status line has been sent."""
 
     says: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[list[Body]] = []

@@ -24,7 +24,7 @@ def test_a_short_campaign_meets_every_bar(tmp_path: Path) -> None:
         try:
             code = process.wait(LIMIT_S)
         finally:
-            # Told to end it stops its servers.
+            # On SIGTERM the campaign stops its servers.
             process.terminate()
             process.wait(60)
     told = (tmp_path / "output").read_text()[-4000:]

@@ -1,4 +1,4 @@
-"""Bodies that come in part, not at all, or too large."""
+"""Bodies that arrive in part or not at all, or are too large."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fakes import Stack, stack
 
 
 class Half:
-    """A client that sends the head of a request and a part of its body, and then nothing."""
+    """Client that sends the head of a request and a part of its body, then nothing more."""
 
     def __init__(self, head: bytes, part: bytes) -> None:
         self._data = head + part

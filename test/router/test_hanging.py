@@ -1,4 +1,4 @@
-"""Servers that accept everything and answer nothing: whom they cost an answer, and when they are taken back."""
+"""Servers that accept every request and answer none: lost answers, and the return of such servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def whole(s: Stack, **body: Any) -> tuple[int, bytes]:
 
 
 class Hanging(FakeServer):
-    """While ``hung``, everything is accepted and nothing is answered."""
+    """Server that accepts all requests but answers none while ``hung``."""
 
     hung = False
 
@@ -125,7 +125,7 @@ def test_time_outs_are_failures_of_a_server_that_says_nothing() -> None:
             instance = s.lb.pools.by_url(short.url)
             assert [(await s.post(text=SHORT))[0] for _ in range(3)] == [504] * 3
             assert not instance.healthy
-            # The decode server waited with it, but answers others.
+            # The decode server waited for the prefill server, but answers other requests.
             assert (await s.post(text=SHORT))[0] == 200
             short.gate.set()
 
@@ -139,7 +139,7 @@ def test_a_busy_server_is_not_taken_for_a_hung_one() -> None:
             decode: Any = s.decodes[0]
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
                 await r.content.readany()
-                # It still sends tokens, but answers no probe any more.
+                # The server still sends tokens, but answers no probe any more.
                 decode.hung = True
                 assert b"[DONE]" in await r.read()
             assert s.lb.decoders[0].healthy

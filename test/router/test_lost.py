@@ -1,4 +1,4 @@
-"""Servers that are lost or answer with an error: what clients get, and who is asked instead."""
+"""Servers that are lost or answer with an error: answers to clients, and the choice of another server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(n: i
             await s.at_rest()
             assert (await s.status())["counts"]["failed"] == 0
 
-            # A request meets the closed port, is served by the other pool, and the instance leaves its own.
+            # A request meets the closed port and is served by the other pool; the lost server leaves its pool.
             assert (await s.post(text=SHORT))[0] == 200
             instance = s.lb.pools.by_url(f"http://127.0.0.1:{port}")
             assert not instance.healthy

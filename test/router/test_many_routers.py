@@ -21,7 +21,7 @@ async def pair(**more: Any) -> AsyncIterator[tuple[Stack, Stack]]:
 
 @asynccontextmanager
 async def under_way() -> AsyncIterator[tuple[Stack, Stack, asyncio.Task[Any]]]:
-    """A request with the id ``mine`` that one of two routers has at its servers until the gates are opened."""
+    """Run two routers. The first has a request with the id ``mine`` in flight until the gates are opened."""
     async with pair(make_prefill=StrictPrefill, make_decode=StrictDecode) as (one, other):
         for p in one.prefills:
             p.gate.clear()
@@ -40,7 +40,7 @@ def test_both_routers_follow_the_servers_records_and_one_of_them_moves() -> None
             for p in one.prefills[:2]:
                 p.load = {"backlog_tokens": 40_000, "slo_deviation": 0.0, "busy_share": 1.0}
             await one.until(lambda: len(one.pool("short")) == 3)
-            # Each page shows the move, whoever has made it.
+            # The pages of both routers show the move, whichever router made it.
             await one.until(lambda: all(len(s.lb.journal.moves) == 1 for s in (one, other)))
             assert pools(one) == pools(other) == {p.url: p.pool.assignment for p in one.prefills}
             told = [await s.status() for s in (one, other)]

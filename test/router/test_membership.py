@@ -1,4 +1,4 @@
-"""Servers that come, go and are replaced while requests run."""
+"""Servers that join, leave and are replaced while requests run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def loaded(s: Stack) -> AsyncIterator[None]:
-    """Four clients go on asking; not one of their requests fails."""
+    """Send requests from four clients during the block and require that none fails."""
     ended = asyncio.Event()
     load = asyncio.create_task(s.load(ended))
     try:
@@ -157,7 +157,7 @@ def test_a_replaced_server_is_in_use_at_once_where_its_source_tells(monkeypatch:
             s.lb.members.follow("test", [Found("prefill", new.url, 8998, "one")])
             async with loaded(s):
                 await s.until(lambda: len(new.bodies) > 4)
-            # Without being told nobody would look in the time that this test has.
+            # Probe so rarely that only the source's message can bring the server back in time.
             monkeypatch.setattr(health, "GROWTH", 1e6)
             monkeypatch.setattr(health, "PAUSE_MAX_S", 600.0)
             await killed(s, new)
@@ -194,12 +194,12 @@ def test_only_what_its_source_has_said_anew_is_carried_out(caplog: pytest.LogCap
             members.follow("a", [one, two, Found("prefill", fixed, 8998)])
             members.follow("b", [two, Found("decode", one.url)])
             assert f"{one.url} is there already, as prefill server of a" in caplog.text
-            # What b, or the command line, has named as well stays with who has named it first.
+            # A server that source b or the command line also names stays with the source that named it first.
             members.follow("b", [])
             members.follow("a", [one, two])
             assert {i.url for i in s.lb.instances} >= {one.url, two.url, fixed}
             assert not members.draining
-            # An operator's word stands until the source says something else.
+            # An operator's removal lasts until the source's answer changes.
             s.lb.remove(one.url)
             members.follow("a", [one, two])
             assert [i.url for i in members.draining] == [one.url]

@@ -1,4 +1,4 @@
-"""Servers behind one name: addresses that come and go, and a resolver that fails."""
+"""Servers behind one DNS name: addresses that come and go, and a resolver that fails."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PREFILL, DECODE = "prefill.test", "decode.test"
 
 
 class Resolver:
-    """Stand-in for the system's resolver, for the names of this test."""
+    """Replacement for the system's resolver, for the names of a test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[str]] = {}
-        """Without any it fails."""
+        """Addresses by name; a name without addresses fails to resolve."""
         self.asked = 0
         monkeypatch.setattr(names, "PERIOD_S", 0.05)
         monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self._answer)
@@ -39,7 +39,7 @@ class Resolver:
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     monkeypatch.setattr(membership, "LINGER_S", 0.1)
-    # SGLang, once a test of this process has imported it, puts another loop in place, which resolves by itself.
+    # An import of SGLang by another test installs a loop with its own resolver (uvloop).
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     yield Resolver(monkeypatch)
@@ -47,7 +47,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 
 async def told(resolver: Resolver, source: Name) -> list[Found]:
-    """Return what the source finds once the name has been looked up for the first time."""
+    """Return the servers that the source finds by its first lookup of the name."""
     found: list[Found] = []
     task = asyncio.create_task(source.run(found.extend))
     async with asyncio.timeout(120):
@@ -81,7 +81,7 @@ def test_servers_follow_their_names(resolver: Resolver, caplog: pytest.LogCaptur
                 "decode_urls": [f"dns://{DECODE}:{decode.port}"],
             }
             async with stack(0, 0, args=args) as s:
-                # Nothing is known yet, and nobody can say.
+                # The router knows no address yet, and the resolver fails.
                 await s.until(lambda: resolver.asked > 4)
                 assert (await s.post(text="a"))[0] == 503
                 assert caplog.text.count(f"dns://{DECODE}:{decode.port}: ") == 1

@@ -1,4 +1,4 @@
-"""Operation of the router: probes, ids, the access log, keys, TLS to the servers, figures of each one."""
+"""Operation of the router: probes, ids, access log, keys, TLS to the servers, counters by server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_answer_has_the_requests_id(args: Body, sent: dict[str, str], back
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    """The access log, each line as its fields."""
+    """Return the fields of each line of the access log."""
     said = [line for r in caplog.records if r.name == ACCESS for line in r.getMessage().splitlines()]
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z id=", line) for line in said)
     return [dict(field.split("=", 1) for field in line.split()[1:]) for line in said]
@@ -202,7 +202,7 @@ def test_each_servers_answers_and_failures_are_told() -> None:
 def test_what_a_server_says_of_the_model_is_asked_of_one_that_is_well() -> None:
     async def run() -> None:
         async with stack(2, args={**NO_PROBES, "queue_size": 0}) as s:
-            # The fakes have no such route.
+            # The fake servers have no such route.
             assert await probe(s, "v1/models") == 404
             for p in s.prefills:
                 await p.stop()
@@ -223,14 +223,14 @@ def test_servers_that_ask_for_a_certificate_are_shown_one(tmp_path: Path) -> Non
             config.host, config.port, config.lifespan = "127.0.0.1", 0, "off"
             config.load()
             config.ssl = context
-            # A router before a router: the one behind speaks HTTPS as a server would.
+            # A router in front of another router, which speaks HTTPS like a server.
             async with serving(config) as port:
                 known = {"ca_cert_paths": [str(cert)], "client_cert_path": str(cert), "client_key_path": str(key)}
                 for args, taken in ((known, True), ({"ca_cert_paths": [str(cert)]}, False), ({}, False)):
                     router = {**NO_PROBES, **args}
                     async with stack(2, 0, more_decodes=[f"https://127.0.0.1:{port}"], args=router) as s:
                         try:
-                            status, _ = await s.lb.sessions.ask(s.lb.decoders[0], "health", 5.0)
+                            status, _ = await s.lb.sessions.request(s.lb.decoders[0], "health", 5.0)
                         except (aiohttp.ClientError, OSError):
                             status = 0
                         assert (status == 200) == taken

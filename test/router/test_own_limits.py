@@ -1,5 +1,4 @@
-"""Limits of the router itself: for what it runs out of, or cannot reach for reasons of its own, no server is blamed for
-it."""
+"""Limits of the router itself: if the router lacks descriptors, memory, a name or TLS, it must not blame a server."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from .fakes import LONG, NO_PROBES, SHORT, FakeDecode, Stack, World, entry, stac
 async def separate_router(
     s: Stack, limit: tuple[int, int] | None, tmp: Path, *more: str, space: int | None = None
 ) -> AsyncIterator[tuple[int, str]]:
-    """(pid, URL) of a router of its own process in front of the fakes of ``s``: with a ``limit`` of descriptors, and of
-    its address ``space`` (bytes)."""
+    """Run a router in a separate process in front of the fakes of ``s`` and yield (pid, URL). ``limit``: descriptors;
+    ``space``: address space (bytes)."""
 
     def bound() -> None:
         if limit:
@@ -57,7 +56,7 @@ def test_no_descriptors_left_is_503_and_blames_no_server(tmp_path: Path) -> None
         async with stack(2, 2) as s, separate_router(s, None, tmp_path) as (pid, url):
             async with s.client.post(f"{url}/generate", json={"text": SHORT}) as r:
                 assert r.status == 200
-            # The router closes idle connections to the servers after 4 s; only then a new one is needed.
+            # The router closes idle connections to servers after 4 s; only then it needs a new connection.
             async with asyncio.timeout(120):
                 while any(f.connections for f in (*s.prefills, *s.decodes)) or s.decodes[0].port in open_ports(pid):
                     await asyncio.sleep(0.2)
@@ -65,10 +64,10 @@ def test_no_descriptors_left_is_503_and_blames_no_server(tmp_path: Path) -> None
                 async with client.get(f"{url}/laps_status") as r:
                     await r.read()
                 before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-                # Below what is open already: what is there stays, and nothing new can be had.
+                # A limit below the number of open descriptors: these stay, but the router cannot open another.
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
                 async with client.post(f"{url}/generate", json={"text": LONG}) as r:
-                    # Read to its end, the connection serves again: a new one could not be accepted.
+                    # Read to the end, so that the client reuses this connection: the router cannot accept a new one.
                     await r.read()
                     assert r.status == 503
                     assert r.headers["retry-after"] == "1"
@@ -83,7 +82,7 @@ def test_no_descriptors_left_is_503_and_blames_no_server(tmp_path: Path) -> None
 
 
 def open_ports(pid: int) -> set[int]:
-    """Remote ports that the process is connected to."""
+    """Return the remote ports to which the process is connected."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

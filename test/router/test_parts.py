@@ -1,4 +1,4 @@
-"""Small parts of the router by themselves: retries, events, faults, and whose fault a failure is."""
+"""Small parts of the router alone: retries, events, errors, and attribution of a failure to a server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_events_come_whole_whatever_the_pieces(size: int, line: bytes) -> None:
     events = Events()
     out = [events.feed(text[i : i + size]) for i in range(0, len(text), size)]
     assert all(not part or part.endswith(line * 2) for part in out)
-    # The first does not wait for the last.
+    # The first event is passed on before the last one arrives.
     assert any(out[: len(out) // 2])
     assert b"".join(out) == text[:-2]
     assert events.flush() == b"da"
@@ -141,7 +141,7 @@ def test_descriptors_are_shared_out() -> None:
     ("limit", "requests", "queued"), [(40_000, 8192, 30_000), (1024, 8192, 100), (9000, 200, 9000)]
 )
 def test_requests_and_queue_have_descriptors_enough(limit: int, requests: int, queued: int) -> None:
-    """A queue that is long shrinks even if all requests find descriptors."""
+    """A long queue shrinks even if there are descriptors for all requests."""
     allowed, waiting = share_descriptors(limit, 4, requests, queued)
     assert 0 < allowed <= requests
     assert 0 < waiting <= queued

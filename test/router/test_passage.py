@@ -1,4 +1,4 @@
-"""A request's way through the router, against fake servers over real sockets."""
+"""Requests through the router to fake servers, over real sockets."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_request_that_takes_too_long_is_504() -> None:
 
 
 async def disconnect_midway(s: Stack, i: int, patience_s: float | None) -> None:
-    """One client that goes away: before any answer, or in the middle of a stream."""
+    """Send a request and disconnect: before any answer, or in the middle of a stream."""
     text = SHORT if i % 2 else f"{i}{LONG}"
     body = {"text": text, "stream": i % 3 > 0}
     try:
@@ -236,12 +236,12 @@ def test_500_disconnects_leave_every_counter_at_zero() -> None:
         ) as s:
             begin = time.perf_counter()
             await asyncio.gather(*(disconnect_midway(s, i, None) for i in range(100)))
-            took_s = time.perf_counter() - begin  # which is what a client can be too impatient for
+            took_s = time.perf_counter() - begin  # a client's patience is drawn relative to this
             before = (await s.status())["counts"]["requests"]
             for start in range(100, 600, 100):
                 crowd = range(start, start + 100)
                 await asyncio.gather(*(disconnect_midway(s, i, took_s * (0.05 + 0.01 * (i % 50))) for i in crowd))
-            # One more comes after all of those: what their clients have sent before they left is no longer on its way.
+            # The router reads this request after all bytes that the disconnected clients had sent.
             assert (await s.post(text=SHORT))[0] == 200
             async with asyncio.timeout(120):
                 while (found := await s.status())["in_flight"]:
@@ -276,7 +276,7 @@ def test_connections_are_reused() -> None:
             for _ in range(20):
                 assert (await s.post(text=SHORT))[0] == 200
             assert len(s.decodes[0].bodies) == 20
-            # A question about its load may have been under way with the first of them.
+            # At most 2: a load report may have used another connection at the same time.
             assert len(s.decodes[0].peers) <= 2
 
     asyncio.run(run())

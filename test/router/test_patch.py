@@ -1,4 +1,4 @@
-"""laps-patch on copies of the installed sglang-router: applies, runs, restores byte for byte, refuses the rest."""
+"""laps-patch on copies of the installed sglang-router: apply, run, restore byte for byte, refuse other files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = "sglang_router/launch_router.py"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A fresh copy of the package as released: the hunks are taken out if the installed one has them."""
+    """Return a copy of the package as released, without patches that the installed package may have."""
     shutil.copytree(Path(sglang_router.__file__).parent, tmp_path / "sglang_router")
     assert main(["revert", "--root", str(tmp_path)]) == 0
     return tmp_path
@@ -38,7 +38,7 @@ def launch(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def path(root: Path) -> str:
-    """PYTHONPATH for the package in this folder."""
+    """Return the PYTHONPATH for the package in this folder."""
     return os.pathsep.join([str(root), *filter(None, sys.path)])
 
 

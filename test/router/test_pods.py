@@ -1,4 +1,4 @@
-"""Pods of a Kubernetes cluster: a server of its API that lists them and lets them be watched."""
+"""Pods of a Kubernetes cluster as servers, with a fake API server that lists and watches pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMESPACE = "llm"
 
 
 class Api:
-    """Pods of one namespace. ``oldest``: what happened before this version is forgotten."""
+    """Fake API with the pods of one namespace. ``oldest``: first version whose events are still known."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
@@ -36,7 +36,7 @@ class Api:
         self._cut = asyncio.Event()
 
     def set(self, name: str, role: str, ip: str, *, ready: bool = True, restarts: int = 0, **metadata: Any) -> None:
-        """Make or change a pod."""
+        """Create or change a pod."""
         kind = "MODIFIED" if name in self.pods else "ADDED"
         self.pods[name] = {
             "metadata": {
@@ -58,7 +58,7 @@ class Api:
         del self.pods[name]
 
     def forget(self) -> None:
-        """Versions seen so far are too old to go on from."""
+        """Forget all events, so that a watch cannot resume from a version seen so far."""
         self.oldest = self.version + 1
         self.version += 2
 
@@ -108,7 +108,7 @@ class Api:
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
-    """An API server on loopback, and the configuration that leads there."""
+    """Run an API server on loopback and write the cluster configuration for it."""
     from sglang_router_laps.servers.discovery import pods
 
     monkeypatch.setattr(membership, "LINGER_S", 0.1)
@@ -157,7 +157,7 @@ def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 await s.until(lambda: there(a) and len(s.lb.decoders) == 1 and s.lb.decoders[0].healthy)
                 assert s.lb.pools.instances[0].bootstrap_port == 8997
                 async with loaded(s):
-                    # One becomes ready; one is asked to end, and is gone later.
+                    # One pod becomes ready; another is asked to end and is gone later.
                     api.set("b", "prefill", b.host)
                     await s.until(lambda: there(a, b))
                     api.set("a", "prefill", a.host, deletionTimestamp="2026-01-01T00:00:00Z")
@@ -165,12 +165,12 @@ def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     api.delete("a")
                     await a.stop()
 
-                    # It gets another address.
+                    # The pod gets another address.
                     api.set("b", "prefill", c.host)
                     await s.until(lambda: there(c))
 
-                    # A watch that ends, one that goes on from too old a version, a server that refuses: nothing is
-                    # missed, and nothing changes meanwhile.
+                    # A watch that ends, a watch that resumes from too old a version, an API that refuses: the router
+                    # misses no change and keeps its servers meanwhile.
                     watches = api.watches
                     api.close_watches()
                     await s.until(lambda: api.watches >= watches + 2)
@@ -189,7 +189,7 @@ def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     api.set("d", "prefill", d.host)
                     await s.until(lambda: there(c, d))
 
-                    # The container has been started again where it was.
+                    # The container has restarted at the same address.
                     probed = d.probed
                     api.set("d", "prefill", d.host, restarts=1)
                     await s.until(lambda: d.probed >= probed + 2 and there(c, d))

@@ -1,4 +1,4 @@
-"""More requests than there are places, or none to serve them for a moment: they wait, in order and not for ever."""
+"""Queue of the router: requests wait for a slot or for a server, in order and for a limited time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .fakes import LONG, NO_PROBES, SHORT, Body, Stack, stack
 
 @contextlib.asynccontextmanager
 async def full(args: Body | None = None) -> AsyncIterator[tuple[Stack, asyncio.Task[Any]]]:
-    """One place, and the request that has it until the gates are opened."""
+    """Run a router with one slot, taken by a request until the gates are opened."""
     async with stack(2, args={"max_concurrent_requests": 1, **(args or {})}) as s:
         for p in s.prefills:
             p.gate.clear()
@@ -113,7 +113,7 @@ def test_the_id_of_one_that_waits_is_taken_and_can_be_aborted() -> None:
             assert (status, "under way" in reply["error"]["message"]) == (400, True)
             async with s.client.post(f"{s.url}/abort_request", json={"rid": "mine"}) as r:
                 assert r.status == 200
-            # At once, not when its turn comes.
+            # The abort ends the request at once, not when its turn comes.
             status, reply = await waiting
             assert (status, reply["error"]["type"]) == (400, "abort")
             for p in s.prefills:
@@ -125,7 +125,7 @@ def test_the_id_of_one_that_waits_is_taken_and_can_be_aborted() -> None:
 
 
 SLOW = {"alpha": 0.0, "linear": 0.01, "gamma_r": 0.0, "per_request": 0.0, "fixed": 0.0}
-"""A model by which a token takes 10 ms."""
+"""Latency model in which a token takes 10 ms."""
 
 
 def test_a_deadline_that_is_expected_to_be_missed_is_refused_at_once() -> None:
@@ -137,14 +137,14 @@ def test_a_deadline_that_is_expected_to_be_missed_is_refused_at_once() -> None:
             return await s.client.post(f"{s.url}/generate", json={"text": text}, headers=headers)
 
         async with stack(2, config={"interval_s": 0.5}) as s:
-            # Nothing is known of them so far.
+            # The router does not know the servers' latency models yet.
             assert (await one(10_000, LONG, refuse)).status == 200
             for p in s.prefills:
                 p.model = SLOW
             await s.until(lambda: all(i.outlook.own_model for i in s.lb.pools.instances))
             bodies = [len(p.bodies) for p in s.prefills]
             blocks = [len(i.prefixes) for i in s.lb.pools.instances]
-            # 2000 tokens or so take 20 s.
+            # About 2,000 tokens take 20 s.
             r = await one(10_000, "c" + LONG, refuse)
             assert (r.status, (await r.json())["error"]["type"]) == (429, "deadline_missed")
             assert 5 <= int(r.headers["retry-after"]) <= 20

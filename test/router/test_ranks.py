@@ -1,4 +1,4 @@
-"""Prefill servers with several data-parallel ranks: the rank that holds a prefix gets what begins with it."""
+"""Prefill servers with several DP ranks: the rank that holds a prefix gets the requests with this prefix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENT = "".join(f"{i:04d} and on " for i in range(400))
 
 
 def servers(*sizes: int, **how: Any) -> Callable[[World], RankedPrefill]:
-    """Makes one server of each size."""
+    """Return a function that makes one server of each size."""
     left = iter(sizes)
     return lambda world: RankedPrefill(world, next(left), **how)
 
@@ -34,15 +34,15 @@ async def metrics(s: Stack) -> str:
 
 
 async def known(s: Stack, size: int, n: int = 0) -> PrefillInstance:
-    """The server, once the router knows how many ranks it has."""
+    """Return the router's instance of a server, once the router knows its number of ranks."""
     instance = s.lb.pools.instances[n]
     await s.until(lambda: len(instance.places) == size)
     return instance
 
 
 async def chats(s: Stack, users: int, turns: int, **more: Any) -> float:
-    """Chats of so many turns each, one turn of each at a time. Returns the share of all tokens after the first turns
-    that was found in the cache of the rank they came to."""
+    """Run ``users`` chats of ``turns`` turns, one turn of each chat at a time. Return the share of the prompt
+    tokens of later turns that was in the cache of the chosen rank."""
     texts = [f"user {u} " + DOCUMENT for u in range(users)]
     asked = cached = 0
     for turn in range(turns):
@@ -63,8 +63,8 @@ async def chats(s: Stack, users: int, turns: int, **more: Any) -> float:
 @pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
 def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> None:
     async def share(tells: bool) -> float:
-        # A history is worth a fifth of a second. Were it computed in no time, the router would learn how long a busy
-        # machine takes for anything, and rightly think little of histories.
+        # A history costs a fifth of a second to compute. If it cost nothing, the router would only learn the delays of
+        # a busy machine and rightly ignore histories.
         make = servers(4, 4, laps=laps, tells=tells, tokens_per_s=6000.0)
         async with stack(2, config=ONE_POOL, make_prefill=make) as s:
             for n in range(2):
@@ -72,7 +72,7 @@ def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> No
             found = await chats(s, users=12, turns=5)
             await s.at_rest()
             if tells:
-                # No rank is left out.
+                # Every rank serves some requests.
                 assert all(r.served for n in range(2) for r in ranked(s, n).ranks)
             return found
 
@@ -81,7 +81,7 @@ def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> No
 
 
 def test_the_backlog_that_a_rank_tells_counts() -> None:
-    """Others' work is at one rank of each server: nothing goes there."""
+    """One rank of each server has work of other routers, so no request goes there."""
 
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, tokens_per_s=20_000.0)) as s:
@@ -98,7 +98,7 @@ def test_the_backlog_that_a_rank_tells_counts() -> None:
 
 @pytest.mark.parametrize("each", [True, False])
 def test_work_is_spread_over_the_ranks(each: bool) -> None:
-    """Also where they do not tell their own load, by what this router has sent."""
+    """If ranks do not report their own loads, the router uses its own counts of sent work."""
 
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(4, 4, each=each)) as s:
@@ -137,7 +137,7 @@ def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own(ro
             bodies = [b for p in s.prefills for b in p.bodies]
             rooms = [b["bootstrap_room"] for b in bodies]
             assert all(len(set(r)) == 3 and len({room % 3 for room in r}) == 1 for r in rooms)
-            # The decode server is told the same.
+            # The decode server gets the same rooms and rank.
             told = {b["bootstrap_room"][0]: b["disagg_prefill_dp_rank"] for b in s.decodes[0].bodies}
             assert told == {b["bootstrap_room"][0]: b["bootstrap_room"][0] % 3 for b in bodies}
 
@@ -234,7 +234,7 @@ def test_an_adapter_has_prefixes_of_its_own_at_each_rank() -> None:
             assert await chats(s, users=4, turns=3, lora_path="a") > 0.9
             before = sum(ranked(s, n).cached_tokens for n in range(2))
             choices = s.lb.counts.prefix_tokens
-            # Nothing is expected of another adapter's cache, nor found there.
+            # The router expects no hit in the cache of another adapter, and none occurs.
             assert (await s.post(text=f"user 0 {DOCUMENT}", lora_path="b"))[0] == 200
             assert sum(ranked(s, n).cached_tokens for n in range(2)) == before
             assert s.lb.counts.prefix_tokens == choices

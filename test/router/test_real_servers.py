@@ -1,4 +1,4 @@
-"""The router in front of real SGLang servers on this machine: two prefill servers with LAPS, one decode server."""
+"""The router in front of real SGLang servers: two prefill servers with LAPS, one decode server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
 
 
 class Rig:
-    """Running servers, and what tests ask of them."""
+    """Running servers and router, with the requests and checks of the tests."""
 
     def __init__(self, prefills: list[servers.Server], decode: servers.Server, router: servers.Server):
         self.prefills, self.decode, self.router = prefills, decode, router
@@ -50,7 +50,7 @@ class Rig:
         raise AssertionError(found)
 
     def at_rest(self) -> dict[str, Any]:
-        """Wait for the router to have nothing in flight; every counter must then be at zero."""
+        """Wait until the router has nothing in flight, then require that every counter is zero."""
         found = self.until(lambda s: s["in_flight"] == 0)
         for i in (*found["prefill"], *found["decode"]):
             assert (i["outstanding_requests"], i["outstanding_tokens"]) == (0, 0), i
@@ -72,7 +72,7 @@ def rig(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFacto
     with another, servers.running(router):
         another.ready()
         rig = Rig(prefills, decode, router)
-        # It was up before them, and looks again at its own pace.
+        # The router started before the servers and probes them at its own pace.
         rig.until(lambda s: all(i["healthy"] for i in (*s["prefill"], *s["decode"])))
         yield rig
 
@@ -110,12 +110,12 @@ def test_chat_streams_right_for_both_classes(rig: Rig, tmp_path: Path) -> None:
         "short": 1,
         "long": 1,
     }
-    # A server that has just been called healthy is read at the next beat.
+    # The router reads the load of a newly healthy server at its next beat.
     rig.until(lambda s: {p["signals"]["source"] for p in s["prefill"]} == {"laps_status"})
 
 
 def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
-    """New tokens the router expected, against what the prefill server says it was given."""
+    """Compare the new tokens expected by the router with those reported by the prefill server."""
     text = "counted: " + SHORT
     before = rig.status()["counts"]["tokens"]["short"]
     request = urllib.request.Request(
@@ -153,8 +153,8 @@ def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> Non
     for i in range(1, 24):
         post(rig.router.url, asking(i))
     after = served()
-    # After the few that showed that it is shared, one is computed there; then each goes to where it is answered first,
-    # which of two idle servers is a matter of their latency models.
+    # The first requests show that the prompt is shared; then the short pool computes it once. Later requests go to the
+    # server that answers first; between two idle servers that depends on their latency models.
     assert after["short"] > before["short"]
     bootstrap = {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
     usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
@@ -205,7 +205,7 @@ def test_an_id_in_use_is_refused_and_an_abort_at_the_router_ends_its_request(rig
                 async with http.post(f"{rig.router.url}/generate", json={**body, "stream": False}) as second:
                     assert second.status == 400
                     assert b"mine" in await second.read()
-                # The first one goes on.
+                # The first request continues.
                 assert await first.content.readany()
                 assert first.status == 200
                 async with http.post(f"{rig.router.url}/abort_request", json={"rid": "mine"}) as abort:
@@ -234,7 +234,7 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig:
             return list(await asyncio.gather(*sent))
 
     seen = asyncio.run(run(killing=True))
-    # One that had begun goes on from the decode server, which has what it needs: nothing at all is lost here.
+    # Requests whose stream has begun continue at the decode server, which has their KV, so nothing is lost here.
     assert [s.error for s in seen] == [None] * 8
     found = rig.at_rest()
     assert found["counts"]["retried"] >= 1
@@ -246,7 +246,7 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig:
 
     again = asyncio.run(run())
     assert [(s.error, s.text) for s in again] == [(None, s.text) for s in seen]
-    # Those went where their prefix lies by now, or to the idle one; a new long prompt goes to the server that is back.
+    # These requests went to a cached prefix or an idle server; a new long prompt goes to the restarted server.
     served = next(p for p in rig.at_rest()["prefill"] if p["url"] == url)["served"]
     assert before <= served <= before + 8
     assert [s.error for s in asyncio.run(run(mark="new ", n=1))] == [None]

@@ -1,4 +1,4 @@
-"""Receipts through the router: those of prefill servers, with the time that requests spend elsewhere."""
+"""Receipts through the router: receipts of prefill servers plus the time that requests spend elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_client_that_asks_has_the_receipt_of_its_prefill_server(route: str, bo
             causes = receipt["causes"]
             assert {"computing": 7.0, "answering": 3.0}.items() <= causes.items()
             assert abs(sum(causes.values()) - receipt["ttft_ms"]) < 1e-6
-            # Ten tokens took 50 ms there, and the server's receipt knows of 10.
+            # Ten tokens took 50 ms at the server, but its receipt accounts for 10 ms.
             assert causes["router"] >= 35.0
             assert 50.0 <= receipt["ttft_ms"] <= took_ms
             assert abs(receipt["arrived_s"] - time.time()) < 30.0

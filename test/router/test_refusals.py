@@ -21,7 +21,7 @@ HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\
 
 
 def refused(answer: bytes, status: int) -> Body:
-    """The error in an answer that ends its connection."""
+    """Check that an answer has this status and closes the connection. Return its error."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head
@@ -51,17 +51,17 @@ def test_headers_of_one_hop_and_those_that_stand_for_members_go_no_further() -> 
 def test_bodies_have_one_budget_together() -> None:
     async def run() -> None:
         async with stack(2) as s:
-            s.lb.bodies.most = 20_000
+            s.lb.bodies.limit = 20_000
             async with connection(s.url) as (_, first):
                 first.write(HEAD % 15_000 + b'{"text": "' + b"a" * 12_000)
-                await s.until(lambda: s.lb.bodies.taken > 12_000)
+                await s.until(lambda: s.lb.bodies.used > 12_000)
                 async with connection(s.url) as (reader, writer):
                     writer.write(HEAD % 15_000 + b'{"text": "' + b"a" * 12_000)
                     assert refused(await asyncio.wait_for(reader.read(), 120), 429)["type"] == "overloaded"
-            await s.until(lambda: s.lb.bodies.taken == 0)
+            await s.until(lambda: s.lb.bodies.used == 0)
             assert s.lb.counts.rejected == 1
             assert (await s.post(text="a" * 12_000))[0] == 200
-            assert s.lb.bodies.taken == 0
+            assert s.lb.bodies.used == 0
 
     asyncio.run(run())
 
@@ -80,7 +80,7 @@ def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
 
             dripping = asyncio.create_task(drip())
             answer = b""
-            # A byte that meets the closed connection resets it; the answer has come long before.
+            # A byte sent after the close resets the connection; the answer has arrived long before.
             with contextlib.suppress(ConnectionResetError):
                 while came := await asyncio.wait_for(reader.read(1 << 16), 120):
                     answer += came

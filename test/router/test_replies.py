@@ -1,4 +1,4 @@
-"""Replies that tell of an error, break off, or come in pieces; and what a stream holds on to."""
+"""Replies that contain an error, break off, or arrive in pieces; memory that a stream keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .fakes import JSON_TYPE, SHORT, Body, FakeDecode, FakePrefill, World, event
 
 
 class FailingPrefill(FakePrefill):
-    """Answers 200 and says in the stream, or in the reply, that it failed."""
+    """Prefill server that answers 200 with an error inside the stream or the reply."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         await self.gate.wait()
@@ -50,7 +50,7 @@ def test_an_error_inside_the_prefill_reply_is_the_answer_at_once(
                     found = (r.status, (await r.json())["error"]["message"])
             assert found == expected
             await s.at_rest()
-            # Only the decode server still has it.
+            # Only the decode server still has the request.
             await s.until(lambda: len(s.decodes[0].aborted) >= 1)
             assert not any(p.aborted for p in s.prefills)
 
@@ -58,7 +58,7 @@ def test_an_error_inside_the_prefill_reply_is_the_answer_at_once(
 
 
 class HalfDecode(FakeDecode):
-    """Sends the first prompt's events of a batch, then waits for the second, which never comes."""
+    """Decode server that sends the events of a batch's first prompt, then waits in vain for the second prompt's KV."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -90,13 +90,13 @@ def test_a_prefill_error_after_the_stream_has_begun_ends_the_stream() -> None:
 
 
 class BreakingDecode(FakeDecode):
-    """Breaks the connection in the middle of its second event."""
+    """Decode server that breaks the connection in the middle of its second event."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b'data: {"text": "t0"}\n\ndata: {"text": "half of')
-        # What has been written must have left before the connection is cut.
+        # Let the written bytes leave before the connection is cut.
         await asyncio.sleep(0.2)
         assert request.transport is not None
         request.transport.abort()
@@ -115,7 +115,7 @@ def test_a_stream_that_breaks_inside_an_event_ends_with_one_error_event() -> Non
 
 
 class SlowPieces(FakeDecode):
-    """Writes each event in pieces that end anywhere."""
+    """Decode server that writes each event in arbitrary pieces."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -138,7 +138,7 @@ def test_a_stream_in_pieces_arrives_whole() -> None:
 
 
 class Forgetful:
-    """Keeps nothing of a request's body."""
+    """Server that keeps nothing of a request's body."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         async for _ in request.content.iter_any():

@@ -1,4 +1,4 @@
-"""Further tries: how many there are, whom they may cost, and under which id they go."""
+"""Retries: their number, the servers that they may harm, and their ids."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_request_lost_together_with_others_is_tried_once_more() -> None:
 
     async def run() -> None:
         async with stack(6, 1, config={"initial_short": 5}, make_prefill=Mortal) as s:
-            # All short requests share a prefix, so that one server has them all.
+            # All short requests share a prefix, so that one server gets them all.
             shared = "p" * 1000
             assert (await s.post(text=shared))[0] == 200
             busy = next(p for p in s.prefills if p.bodies)
@@ -121,7 +121,7 @@ def test_any_text_is_an_id_and_nothing_else(rid: Any, status: int) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rid", ["mine", ["mine", 'yo"urs']])
 def test_a_further_try_has_an_id_of_its_own_and_the_client_sees_the_one_it_chose(stream: bool, rid: Any) -> None:
-    """A server aborts what has the id of an attempt once more, seconds after that has ended."""
+    """A server aborts the id of an attempt a second time, seconds after the attempt has ended."""
 
     async def run() -> None:
         async with stack(2, decodes=2) as s:

@@ -1,4 +1,4 @@
-"""Sessions over the wire: by header or in the body, and why a server was chosen on the reply."""
+"""Sessions over HTTP, by header or in the body; the reply says why a server was chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of signals, and what the control task makes of them, over real sockets."""
+"""Sources of load signals, and the reaction of the control task, over real sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fakes import FakePrefill, World, stack
 
 
 class StockPrefill(FakePrefill):
-    """A stock server: no /laps_status, but whichever of the others it is told to have."""
+    """Stock server: no /laps_status, but /v1/loads or /metrics if given."""
 
     def __init__(self, world: World, loads: dict[str, Any] | None = None, metrics: str | None = None) -> None:
         super().__init__(world, laps=False)
@@ -124,7 +124,7 @@ def test_pressure_moves_an_instance_and_in_flight_requests_finish_where_they_are
             (move,) = found["migrations"]
             assert (move["from"], move["to"]) == ("long", "short")
             assert "pressure" in move["reason"]
-            # n_min: the last long instance stays, whatever the pressure.
+            # n_min: the last server of the long pool stays at any pressure.
             await asyncio.sleep(1.0)
             assert len(s.pool("long")) == 1
 
@@ -175,7 +175,7 @@ def test_a_number_beyond_all_numbers_is_no_signal() -> None:
 
 
 def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() -> None:
-    """The answers of a server take longer than the period: it is not read as idle, and is asked once at a time."""
+    """A server whose answers take longer than the period does not count as idle and gets one query at a time."""
     made: list[SlowPrefill] = []
 
     def slow(world: World) -> SlowPrefill:
@@ -201,7 +201,7 @@ def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() 
 
 
 class SlowPrefill(FakePrefill):
-    """Says how it is while ``answers`` is set."""
+    """Prefill server that answers /laps_status only while ``answers`` is set."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -1,4 +1,4 @@
-"""Flags of the stock router: what becomes of each when LAPS allocates."""
+"""Flags of the stock router under LAPS: honoured, refused, or without effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IGNORED = frozenset(
 
 
 def test_every_field_of_the_stock_arguments_is_decided_once() -> None:
-    """A new release with a new flag fails here: decide what becomes of it."""
+    """Fails for a release with a new flag, whose treatment must then be decided."""
     assert {f.name for f in fields(RouterArgs)} == HONOURED | REFUSED.keys() | IGNORED
     assert len(HONOURED) + len(REFUSED) + len(IGNORED) == len(fields(RouterArgs))
 
@@ -109,7 +109,7 @@ def test_allocation_off_leaves_the_stock_router_alone(caplog: pytest.LogCaptureF
 
 @contextlib.asynccontextmanager
 async def served(s: Stack) -> AsyncIterator[str]:
-    """The stack's balancer as a launch would serve it: host and port."""
+    """Serve the stack's balancer as a launch would, and yield its host and port."""
     config = s.balancer.server_config()
     config.host, config.port = "127.0.0.1", 0
     async with serving(config) as port:
@@ -117,7 +117,7 @@ async def served(s: Stack) -> AsyncIterator[str]:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate for 127.0.0.1, signed by itself."""
+    """Write a key and a self-signed certificate for 127.0.0.1 and return their paths."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""Streams that stand still, and what stands between the router and their readers."""
+"""Streams that stall, and timely delivery of their events to readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, events_of, stack
 
 
 class StoppingDecode(FakeDecode):
-    """Stands still in the middle of a stream, and answers no probe from then on if it is ``deaf``."""
+    """Decode server that stalls in the middle of a stream; if ``deaf``, it then answers no probe, either."""
 
     deaf = False
     stopped = False

@@ -1,4 +1,4 @@
-"""Traces of requests: spans as --enable-trace asks for, and what happens where their packages are not installed."""
+"""Traces of requests: spans with --enable-trace, and the error if the packages for it are not installed."""
 
 from __future__ import annotations
 

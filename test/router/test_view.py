@@ -75,7 +75,7 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
             asked = set(re.findall(r"\blaps_router_\w+", dashboard))
             assert asked
             assert asked <= {name for name, _ in samples}
-            # A scrape gives every sample the labels instance and job: its own of these names would be renamed.
+            # A scrape adds the labels instance and job to every sample, so a metric must not have these names.
             labels = {label for _, found in samples for label, _ in found}
             assert not labels & {"instance", "job"}
             legends = set(re.findall(r"\{\{(\w+)\}\}", dashboard))
@@ -105,7 +105,7 @@ READ = """({
     .map(n => [n.dataset.instance, n.dataset.pool])),
   lines: document.querySelectorAll('svg path[d^=M]').length,
 })"""
-"""Script that reads what the page shows."""
+"""Script that reads the contents of the page."""
 CONTRAST = """(() => {
   const probe = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const over = colours => {
@@ -129,13 +129,13 @@ CONTRAST = """(() => {
   }
   return bad;
 })()"""
-"""Texts with less contrast than WCAG asks for (AA)."""
+"""Script that lists texts with less contrast than WCAG requires (AA)."""
 
 
 MOVED = """new Promise(resolve => new MutationObserver(() => {
   if (document.querySelector(".moved")) resolve(document.getAnimations().length > 0);
 }).observe(document.body, {subtree: true, childList: true, attributes: true}))"""
-"""Script that notes motion once a server is shown to have moved."""
+"""Script that records motion when the page shows the move of a server."""
 
 
 @needs_browser
@@ -208,7 +208,7 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                     await page.prefer(prefers_color_scheme=scheme)
                     assert not await page.evaluate(CONTRAST), scheme
                 assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
-                # By ear: tables with names and headers, and news that are few.
+                # By ear: tables with names and headers, and few announcements.
                 await page.send("Accessibility.enable")
                 tree = (await page.send("Accessibility.getFullAXTree"))["nodes"]
                 roles = Counter(n["role"]["value"] for n in tree if not n["ignored"])
@@ -236,7 +236,7 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                 await page.until("heard.length > 0")
                 assert await page.evaluate("heard[0]") == f"{gone.url.removeprefix('http://')} is unhealthy."
                 assert await page.evaluate(f"kept.every((r, i) => r === {rows}[i])"), "rows keep their place"
-                # By keyboard: updates can be stopped, and one sees where one is.
+                # By keyboard: updates can be paused, and the focus is visible.
                 await page.press("Tab")
                 assert await page.evaluate("document.activeElement.id") == "pause"
                 assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -247,7 +247,7 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                 assert await page.evaluate(shown) == still
                 await page.press("Enter", "\r")
                 await page.until(f"{shown} !== {json.dumps(still)}")
-                # What moves is shown by motion, but not where one has asked for none.
+                # Moves are animated, unless the reader prefers reduced motion.
                 for i, (motion, moving) in enumerate((("no-preference", True), ("reduce", False))):
                     await page.prefer(prefers_reduced_motion=motion)
                     seen = asyncio.create_task(page.evaluate(MOVED))

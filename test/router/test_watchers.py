@@ -1,4 +1,4 @@
-"""The tasks that watch servers and pools: one that fails starts again, alone."""
+"""Tasks that watch servers and pools: a failed task restarts, without the others."""
 
 from __future__ import annotations
 

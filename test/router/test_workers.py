@@ -1,4 +1,4 @@
-"""``/workers``: fields and statuses of SGLang's Rust gateway, and who may ask."""
+"""``/workers``: fields and statuses like those of SGLang's Rust gateway, and access rights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_workers_are_listed_added_and_deleted() -> None:
             status, accepted, at = await ask(s, "POST", body=wanted)
             assert (status, accepted["status"], accepted["url"]) == (202, "accepted", new.url)
             assert at == accepted["location"] == f"/workers/{accepted['worker_id']}"
-            # Asking for it again changes nothing.
+            # Adding the same server again changes nothing.
             assert (await ask(s, "POST", body=wanted))[:2] == (202, accepted)
             await s.until(lambda: s.lb.pools.by_url(new.url).healthy)
             found = (await ask(s, "GET", f"/{accepted['worker_id']}"))[1]

@@ -120,7 +120,7 @@ class Loads:
 class Alone:
     """One rank."""
 
-    leader, stages, least = True, 1, 0
+    leader, stages, min_divisible_tokens = True, 1, 0
 
     def agree(self, plan: Plan) -> Plan:
         """Return its own plan."""

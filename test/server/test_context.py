@@ -68,8 +68,8 @@ def test_how_few_can_be_divided_hangs_on_how(monkeypatch: pytest.MonkeyPatch) ->
         pp_size=1, cp_strategy="zigzag", enable_prefill_cp=True,
     )  # fmt: skip
     monkeypatch.setattr(module, "get_parallel", lambda: parallel)
-    assert module.Ranks(None, None).least == LEAST
+    assert module.Ranks(None, None).min_divisible_tokens == LEAST
     parallel.cp_strategy = "interleave"  # which divides a step's tokens, wherever its requests begin
-    assert module.Ranks(None, None).least == 0
+    assert module.Ranks(None, None).min_divisible_tokens == 0
     parallel.cp_strategy, parallel.enable_prefill_cp = "zigzag", False
-    assert module.Ranks(None, None).least == 0
+    assert module.Ranks(None, None).min_divisible_tokens == 0

@@ -39,7 +39,7 @@ def test_the_swap_is_undone_whatever_happens() -> None:
     me = Fields([s1, long, s2], held, stock=build)
     builder, whole = me.laps.builder, me.waiting_queue
     with pytest.raises(ValueError, match="in the builder"):
-        builder.show(Part(SHORT, [s1, s2]), None)
+        builder.build_part(Part(SHORT, [s1, s2]), None)
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, held, 512)
     assert me.waiting_queue is whole
     assert builder.adder is None
@@ -57,14 +57,14 @@ def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(tokens: int, chunk:
         return "built"
 
     me: Any = Fields([long, other], held, [parked], build)
-    assert me.laps.builder.show(Part(LONG, [long], parked, tokens, whole=False), None) == ("built", long)
+    assert me.laps.builder.build_part(Part(LONG, [long], parked, tokens, whole=False), None) == ("built", long)
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([other], held, 512)
 
 
 def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
     seen: list[int] = []
     me: Any = Fields(requests("s"), stock=lambda _: seen.append(me.chunked_prefill_size))
-    me.laps.builder.show(Part(SHORT, me.waiting_queue, None, 128), None)
+    me.laps.builder.build_part(Part(SHORT, me.waiting_queue, None, 128), None)
     assert seen == [512]
 
 
@@ -85,7 +85,7 @@ def test_a_request_whose_grammar_is_ready_waits_for_a_plan_that_has_seen_it(mixi
     me.laps.builder.build(None)
     assert shown == [[], [ready]]
     assert me.waiting_queue == [ready]
-    assert me.laps.core.classes.of(ready) == LONG
+    assert me.laps.core.classes.class_of(ready) == LONG
 
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])

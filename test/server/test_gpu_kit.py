@@ -42,9 +42,9 @@ def test_a_dry_run_leaves_a_page_and_is_not_run_again(
     assert "gpu-answers" in told
     assert "gpu-latency" in told
     assert (tmp_path / "page" / page.BENCH).exists()
-    assert "answers: begins" in capsys.readouterr().out
+    assert "answers: starts" in capsys.readouterr().out
     assert gpu.main(words) == 0
-    assert "begins" not in capsys.readouterr().out
+    assert "starts" not in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class World:
         monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
-        pacer = SimpleNamespace(arrived=lambda *_: None, threshold_tokens=256)
+        pacer = SimpleNamespace(record_arrivals=lambda *_: None, threshold_tokens=256)
         core: Any = SimpleNamespace(pacer=pacer, classes=SimpleNamespace(new_shorts=0), decode=None)
         monkeypatch.setattr(group, "as_waiting", self._waiting)
         scheduler: Any = SimpleNamespace(tp_cpu_group=None)
@@ -119,8 +119,8 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
 
         def ran(rank: int, shapes: Any = shapes, took: float = took) -> None:
             flight: Any = SimpleNamespace(shape=shapes[rank], round=0, lasted_s=took)
-            world.groups[rank].built(flight)
-            world.groups[rank].ended(flight)
+            world.groups[rank].record_build(flight)
+            world.groups[rank].record_result(flight)
 
         world.all(ran)
     assert all(plan is not None and plan.order == (LONG,) for plan in plans)

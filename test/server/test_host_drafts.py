@@ -86,7 +86,7 @@ def test_places_in_the_cache_are_those_of_the_table() -> None:
     from laps_emulate.host import drafts
 
     table, rows, begins = torch.zeros(4, 20, dtype=torch.int32), torch.tensor([1, 3]), torch.tensor([2, 5])
-    drafts.allocated(rows, table, begins, begins + torch.tensor([3, 0]), torch.tensor([7, 8, 9]), 2)
+    drafts.assign_places(rows, table, begins, begins + torch.tensor([3, 0]), torch.tensor([7, 8, 9]), 2)
     assert table[1, :6].tolist() == [0, 0, 7, 8, 9, 0]
     assert not table[3].any()
     found = torch.zeros(4).long()
@@ -94,7 +94,7 @@ def test_places_in_the_cache_are_those_of_the_table() -> None:
     assert found.tolist() == [7, 8, 0, 0]
     where = {"req_pool_indices": rows, "req_to_token": table, "start_offset": begins}
     assert drafts.verified_places(**where, draft_token_num=2).tolist() == [7, 8, 0, 0]
-    assert drafts.gathered(torch.tensor([1]), table, None)[1] is None
+    assert drafts.gather_rows(torch.tensor([1]), table, None)[1] is None
 
 
 def test_attention_of_drafts_and_verifications_is_that_of_the_same_tokens_one_after_the_other() -> None:

@@ -92,7 +92,7 @@ def test_the_tests_fail_without_the_patches_and_pass_with_them(root: Path) -> No
 
 
 def test_the_seam_check_knows_the_patched_functions(root: Path) -> None:
-    followed = {seam.name: (seam.says or "").split() for seam in seams.SEAMS if seam.way == "followed"}
+    followed = {seam.name: (seam.expected or "").split() for seam in seams.SEAMS if seam.use == "followed"}
     assert main(["apply", "--server", "--root", str(root)]) == 0
     known = []
     for path in SERIES.states:

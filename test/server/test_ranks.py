@@ -54,12 +54,12 @@ class World:
 def test_one_rank_alone_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     (me,) = World(monkeypatch).ranks.values()
     received: list[Any] = []
-    me.ingested(received)
+    me.keep_received(received)
     assert me.leader
     assert me.saves
     assert me.agree(PLAN) is PLAN
     assert received == []
-    assert me.dispatched(received) is received
+    assert me.take_plan(received) is received
 
 
 def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,8 @@ def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: 
 
 
 def test_requests_of_fewer_tokens_than_can_be_divided_are_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert World(monkeypatch, cp=4).ranks[0, 0, 0].least == 8
-    assert World(monkeypatch, tp=4).ranks[0, 0, 0].least == 0
+    assert World(monkeypatch, cp=4).ranks[0, 0, 0].min_divisible_tokens == 8
+    assert World(monkeypatch, tp=4).ranks[0, 0, 0].min_divisible_tokens == 0
 
 
 def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pyte
     assert [r.leader for r in (first, *later)] == [r.saves for r in (first, *later)] == [True, False, False]
     for requests in (["a", "b"], [], ["c"]):
         sent: list[Any] = list(requests)
-        first.ingested(sent)
-        assert first.dispatched(sent) == requests
+        first.keep_received(sent)
+        assert first.take_plan(sent) == requests
         assert first.agree(PLAN) is PLAN
         for stage in later:
             received = pickle.loads(pickle.dumps(sent))
-            stage.ingested(received)
-            assert stage.dispatched(received) == requests
+            stage.keep_received(received)
+            assert stage.take_plan(received) == requests
             assert stage.agree(Plan(())) == PLAN
             assert received == sent, "the next stage is sent all of it"
 
@@ -101,8 +101,8 @@ def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatc
     for tp in range(2):
         sent: list[Any] = ["a"]
         rank = world.ranks[0, 0, tp]
-        rank.ingested(sent)
-        assert rank.dispatched(sent) == ["a"]
+        rank.keep_received(sent)
+        assert rank.take_plan(sent) == ["a"]
         assert rank.agree(PLAN if rank.leader else Plan(())) == (PLAN if rank.leader else HEARD)
         lists[tp] = sent
     for stage in (1, 2):
@@ -110,18 +110,18 @@ def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatc
         for tp in range(2):
             received = pickle.loads(pickle.dumps(lists[0]))
             rank = world.ranks[stage, 0, tp]
-            rank.ingested(received)
-            assert rank.dispatched(received) == ["a"]
+            rank.keep_received(received)
+            assert rank.take_plan(received) == ["a"]
             assert rank.agree(Plan(())) == PLAN
             assert received == lists[0], "the next stage is sent all of it"
 
 
 def test_stages_that_do_not_see_the_same_work_end_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = World(monkeypatch, pp=2).ranks[1, 0, 0]
-    stage.dispatched(["a"])
+    stage.take_plan(["a"])
     with pytest.raises(RuntimeError, match="the first one has none"):
         stage.agree(Plan(()))
-    stage.dispatched([PLAN])
-    stage.dispatched([])
+    stage.take_plan([PLAN])
+    stage.take_plan([])
     with pytest.raises(RuntimeError, match="this one had no work"):
-        stage.dispatched([PLAN])
+        stage.take_plan([PLAN])

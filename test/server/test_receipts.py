@@ -168,7 +168,7 @@ def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
     until_seen(once, "the machine lets processes run as they become ready")
     kept = {r["rid"]: r for r in prefill.get("/laps_receipts?seconds=600")["receipts"]}
     # An aborted request has a receipt too, though it is answered without.
-    aborted = set() if compat.release().lacks else {f"{name}-0-{i}-x" for i in range(COUNT)}
+    aborted = set() if compat.release().missing else {f"{name}-0-{i}-x" for i in range(COUNT)}
     assert aborted | {s.rid for s in told} <= kept.keys()
     for r in kept.values():
         must_add_up(r)

@@ -72,7 +72,7 @@ class Rounds:
             return Plan((LONG,), long=LongBatch((0,), 512), held="memory")
         return Plan((LONG, SHORT), self.joining, long=LongBatch((0,), 512), mixed=bool(self.joining))
 
-    def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
+    def record_build(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
         self.batch = batch.reqs
         self.disagg_prefill_inflight_queue.append(batch.reqs)
 
@@ -95,7 +95,7 @@ def server(adder: Callable[[int, int], Any]) -> Any:
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
     config = LapsConfig(length_basis="prompt")
     core: Any = LapsCore(Pacer(config, chunk_tokens=512), Classes(config, 256, lambda _: 0, lambda: 0.0))
-    core.decide, core.built = me.decide, me.built
+    core.decide, core.record_build = me.decide, me.record_build
     stock = super(LapsPrefillMixin, me).get_new_batch_prefill
     me.laps = SimpleNamespace(core=core, builder=builder(me, core, stock))
     for _ in range(5):

@@ -27,11 +27,11 @@ SOURCES = {
 SEAMS = [seam for table in TABLES.values() for seam in table]
 
 
-def of(way: str) -> set[str]:
-    return {seam.name for seam in SEAMS if seam.way == way}
+def of(use: str) -> set[str]:
+    return {seam.name for seam in SEAMS if seam.use == use}
 
 
-@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.name}-{seam.way}")
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.name}-{seam.use}")
 def test_the_release_is_what_the_table_says(seam: seams.Seam) -> None:
     assert seams.changed(seam) is None
 
@@ -42,7 +42,7 @@ def test_each_seam_is_in_the_module_that_is_named() -> None:
         for module in seam.where.split(", "):
             begins = f"{package}/{module}.py", f"{package}/{module}/"
             texts = [text for path, text in SOURCES.items() if path.startswith(begins)]
-            assert seam.way == "followed" or any(last in text for text in texts), (seam.name, module)
+            assert seam.use == "followed" or any(last in text for text in texts), (seam.name, module)
 
 
 def test_hooks_are_registered_by_the_table_alone() -> None:
@@ -72,7 +72,7 @@ def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
     found |= {f"{streamer}.{name}" for name in overrides(LapsOutputStreamer, SchedulerOutputStreamer)}
     found = {name for name in found if not name.rpartition(".")[2].startswith("__")}
     table = {name for name in of("overridden") if name.startswith("managers.") and name.rpartition(".")[2].islower()}
-    assert found == table - compat.release().lacks
+    assert found == table - compat.release().missing
 
 
 def subclassed() -> Iterator[str]:
@@ -143,7 +143,10 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
             "module.Scheduler.ingest_requests = lambda self, stop_at_pause=False: []",
             f"{SCHEDULER}.ingest_requests has another body",
         ),
-        ("from sglang_laps import transfers; del transfers.mend", "AttributeError: module 'sglang_laps.transfers'"),
+        (
+            "from sglang_laps import transfers; del transfers.hook_races",
+            "AttributeError: module 'sglang_laps.transfers'",
+        ),
     ],
 )
 def test_what_is_not_as_it_was_is_refused_in_one_line(change: str, says: str) -> None:
@@ -187,11 +190,11 @@ def test_each_release_has_an_environment_and_only_differences() -> None:
     pins = {r: (REPO / f"constraints-{r}.txt").read_text().split() for r in list(compat.RELEASES)[:-1]}
     newest = (REPO / "constraints.txt").read_text().split()
     assert f"sglang=={list(compat.RELEASES)[-1]}" in newest
-    says = {seam.name: seam.says for seam in SEAMS}
+    expected = {seam.name: seam.expected for seam in SEAMS}
     for name, pinned in pins.items():
         assert f"sglang=={name}" in pinned
         assert not set(pinned) & set(newest)
-        assert all(says[seam] != differs for seam, differs in compat.RELEASES[name].says.items())
+        assert all(expected[seam] != differs for seam, differs in compat.RELEASES[name].expected.items())
     lowest, _ = compat.RELEASES
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     assert f"sglang>={lowest},<0.5.24" in project["optional-dependencies"]["server"]

@@ -153,7 +153,7 @@ class Virtual:
             self.core.under_way.remove(flight)
         self.now += took_s * left / self.load.layers if step else took_s
         flight.done = self.now
-        self.core.sent(batch, flight)
+        self.core.record_launch(batch, flight)
         self.running.append(batch)
         self.process(self.load.overlap and not flight.within)
 
@@ -162,7 +162,7 @@ class Virtual:
         while len(self.running) > left:
             batch = self.running.pop(0)
             flight: Any = self.core.flight_of(batch)
-            self.core.ended(flight, self.now)
+            self.core.record_result(flight, self.now)
             longs = [part for req, part in zip(batch.reqs, flight.shape, strict=True) if req.cls == LONG]
             self.work_s += (MODEL.predict(longs) or 0.0) if longs else 0.0
             for req in batch.ends:

@@ -18,9 +18,10 @@ EAGLE = ("qwen2", "llama")
 
 
 def lora(folder: Path, base: Path, seed: int) -> Path:
-    """Make a LoRA adapter (PEFT's format) of all attention projections of the checkpoint ``base`` and return its path;
-    strong enough to change most answers, and no stronger: sharper attention amplifies rounding errors beyond the tests'
-    tolerance."""
+    """Make a LoRA adapter (PEFT's format) of all attention projections of the checkpoint ``base`` and return its path.
+
+    The adapter just changes most answers; sharper attention would amplify rounding errors beyond the tests' tolerance.
+    """
 
     def write(tmp: Path) -> None:
         import torch
@@ -57,8 +58,8 @@ def merge(model: Any, adapter: Path) -> None:
 
 
 def draft(folder: Path, name: str) -> Path:
-    """Make an EAGLE draft of one layer for the checkpoint of this name and return its path. Raises KeyError for a name
-    not in EAGLE."""
+    """Make an EAGLE draft of one layer for the checkpoint of this name and return its path. Raises KeyError if the name
+    is not in EAGLE."""
     if name not in EAGLE:
         raise KeyError(name)
     chosen = architectures.ALL[name]
@@ -70,7 +71,7 @@ def draft(folder: Path, name: str) -> Path:
         made = checkpoints.random_weights(chosen, layers=1)
         size = checkpoints.SIZES["hidden_size"]
         weights = {n.removeprefix("model."): v.contiguous() for n, v in made.state_dict().items()}
-        # Embedding and head are the target's; EAGLE has no norm before or after its layer.
+        # The draft uses the target's embedding and head; EAGLE has no norm before or after its layer.
         for left_out in ("lm_head.weight", "embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"):
             del weights[left_out]
         weights["fc.weight"] = torch.randn(size, 2 * size) / math.sqrt(2 * size)
@@ -83,8 +84,8 @@ def draft(folder: Path, name: str) -> Path:
 
 
 def follower(folder: Path, base: Path) -> Path:
-    """Make an EAGLE draft of one layer for the Qwen2 checkpoint ``base``, fitted to what that answers, and return its
-    path. Its attention counts for little."""
+    """Make an EAGLE draft of one layer for the Qwen2 checkpoint ``base``, fitted to the checkpoint's own answers, and
+    return its path. The draft's attention has little influence."""
 
     def write(tmp: Path) -> None:
         import torch
@@ -109,8 +110,8 @@ def follower(folder: Path, base: Path) -> Path:
 
 
 def next_tokens(folder: Path, base: Path) -> Path:
-    """Make the layer with which the Qwen3-Next checkpoint ``base`` predicts a further token (MTP), fitted to what that
-    answers, and return its path. Its attention counts for little."""
+    """Make the MTP layer with which the Qwen3-Next checkpoint ``base`` predicts a further token, fitted to its own
+    answers, and return the layer's path. The layer's attention has little influence."""
 
     def write(tmp: Path) -> None:
         import torch
@@ -143,12 +144,12 @@ def next_tokens(folder: Path, base: Path) -> Path:
 
 
 STEPS = 3
-"""Layers that ``next_tokens_of_mimo`` makes: one for each further token."""
+"""Number of layers that ``next_tokens_of_mimo`` makes, one for each further token."""
 
 
 def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
-    """Make the layers with which the MiMo-V2 checkpoint ``base`` predicts STEPS further tokens (MTP), fitted to its own
-    answers, and return their path. Their attention counts for little."""
+    """Make the MTP layers with which the MiMo-V2 checkpoint ``base`` predicts STEPS further tokens, fitted to its own
+    answers, and return the layers' path. The layers' attention has little influence."""
 
     def write(tmp: Path) -> None:
         import torch
@@ -160,7 +161,7 @@ def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
         size, norm = config.hidden_size, written["model.norm.weight"]
         weights = {n: written[n] for n in ("model.embed_tokens.weight", "lm_head.weight")}
         for step, (tokens, states, expected) in enumerate(_answers(base, STEPS)):
-            # A layer is given the state before the target's last norm, and brings it to its length by itself.
+            # The input of an MTP layer is the state before the target's last norm; the layer normalizes it itself.
             given = torch.cat([rms_norm(x, (size,)) for x in (tokens, states / norm)], -1)
             fitted = torch.linalg.lstsq(given, expected / norm).solution
             layer = f"model.mtp.layers.{step}."
@@ -181,8 +182,8 @@ def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
 
 
 def _answers(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
-    """Return inputs and result of each of the ``steps`` of a draft, for many answers of the checkpoint ``base``, each
-    [tokens, size]: embedding of the newest token, state at the start of the draft, and state after the newest token."""
+    """Return, for each of ``steps`` draft steps, inputs and result from many answers of the checkpoint ``base``: the
+    embedding of the newest token, the state at the draft's start, the state after the newest token ([tokens, size])."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -216,7 +217,7 @@ def eagle3(folder: Path, base: Path) -> Path:
         torch.manual_seed(1)
         weights = {n: v.contiguous() for n, v in LlamaForCausalLM(config).state_dict().items()}
         kept = {n.removeprefix("model."): v for n, v in weights.items() if "embed" not in n and "lm_head" not in n}
-        # It attends by embeddings and states, and follows three states of its target.
+        # Attention input: embedding and state. ``fc`` input: three states of the target.
         for name in ("q_proj", "k_proj", "v_proj"):
             kept[f"layers.0.self_attn.{name}.weight"] = kept[f"layers.0.self_attn.{name}.weight"].repeat(1, 2)
         size = config.hidden_size
@@ -226,7 +227,7 @@ def eagle3(folder: Path, base: Path) -> Path:
         config.architectures, config.draft_vocab_size = ["LlamaForCausalLMEagle3"], None
         config.save_pretrained(tmp)
         path = tmp / "config.json"
-        # SGLang's choice of states needs a model of more layers.
+        # SGLang's default choice of states needs a model with more layers.
         states = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
         more = {"draft_vocab_size": None, "eagle_config": states}
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))

@@ -1,7 +1,7 @@
 """Checkpoints of the architectures that prefill servers run, by name.
 
-One more: add it to ``ALL``, and to the table of models in docs/LAPS.md. test_slices_models.py then compares its tokens
-with those of transformers, and the table with where it is paused. LAPS itself has no list of models, see
+To add an architecture, add it to ``ALL`` and to the table of models in docs/LAPS.md. test_slices_models.py compares its
+tokens with those of transformers, and its pauses with the table. LAPS itself has no list of models, see
 ``sglang_laps.layers``.
 """
 
@@ -34,13 +34,13 @@ ALL: Mapping[str, Architecture] = {
             **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
         },
         {"full_attention_interval": 4},
-        embedding=5.0,  # so that its draft is right half of the time
+        embedding=5.0,  # makes its draft right half of the time
     ),
     "nemotronh": Architecture(
         "NemotronH",
         {
             **{"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
-            # Below its least time step transformers rounds up, and SGLang does not.
+            # transformers raises time steps below this minimum, SGLang does not.
             **{"n_groups": 2, "chunk_size": 64, "layers_block_type": list(NEMOTRON), "time_step_min": 1e-9},
         },
         {"layers_block_type": list(NEMOTRON), "mtp_layers_block_type": ["attention", "mlp"], "mamba_n_groups": 2},
@@ -77,7 +77,7 @@ ALL: Mapping[str, Architecture] = {
             **{"hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "sliding_window_size": 127},
             **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 24, "swa_v_head_dim": 16},
             **{"add_swa_attention_sink_bias": True, "moe_layer_freq": [0, 1, 1, 1, 1, 1], "layernorm_epsilon": 1e-5},
-            # transformers reads those of a layer's type, SGLang that there is nothing special.
+            # transformers reads the entries by layer type, SGLang only ``rope_type``.
             **{"rope_parameters": {"rope_type": "default", **MIMO_ROPE}, "partial_rotary_factor": 0.334},
             **{"rope_theta": 5e6, "swa_rope_theta": 1e4},
             **{"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
@@ -92,7 +92,7 @@ ALL: Mapping[str, Architecture] = {
     "deepseek3": DEEPSEEK3,
 }
 NAMES = tuple(ALL)
-"""Names with a checkpoint."""
+"""Names for which ``make`` writes a text checkpoint."""
 
 
 def make(folder: Path, name: str) -> Path:

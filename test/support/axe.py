@@ -1,4 +1,4 @@
-"""Accessibility of a page, checked by axe-core inside it. That is fetched once, with npm, and not kept in git."""
+"""Accessibility check of a page by axe-core, which runs inside the page and is fetched once with npm (not in git)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from browser import Page
 
 PACKAGE = "axe-core@4.14.1"
 SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
-"""Base64, of the package that npm makes."""
+"""Digest of the package that npm makes (Base64)."""
 FETCH_S = 120.0
 
 
 def script(folder: Path) -> str:
-    """Return its source. `folder`: where the package is kept. Skips the test where it cannot be fetched."""
+    """Return the source of axe-core. `folder` keeps the package. Skips the test if npm cannot fetch the package."""
     kept = folder / f"{PACKAGE}.tgz"
     if not kept.exists():
         npm = shutil.which("npm")
@@ -48,7 +48,7 @@ FINDINGS = """axe.run(document, {resultTypes: ["violations"]}).then(r => r.viola
 
 
 async def findings(page: Page, source: str) -> list[str]:
-    """Return what axe objects to on the page, with its default rules. `source`: see script."""
+    """Return the violations of axe's default rules on the page. `source`: see script."""
     if not await page.evaluate("typeof axe === 'object'"):
         await page.evaluate(f"{source}; 0")
     found: list[str] = await page.evaluate(FINDINGS)

@@ -1,4 +1,4 @@
-"""A real browser without a window, told what to do through its DevTools."""
+"""A headless Chromium, controlled through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (D
 
 
 class Page:
-    """One page of it."""
+    """One page of the browser."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._sent = 0
         self.errors: list[str] = []
-        """Errors and warnings in the console since ``listen``, as far as answers have come."""
+        """Console errors and warnings since ``listen``, collected while a command waits for its answer."""
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol, and its result. Raises RuntimeError."""
+        """Send a command of the DevTools protocol and return its result. Raises RuntimeError if the command fails."""
         self._sent += 1
         await self._socket.send_json({"id": self._sent, "method": method, "params": params})
         async with asyncio.timeout(180):
@@ -57,7 +57,7 @@ class Page:
             self.errors.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression, awaited if it is a promise. Raises RuntimeError where it throws."""
+        """Return the value of an expression; a promise is awaited. Raises RuntimeError if the expression throws."""
         found = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
@@ -70,17 +70,17 @@ class Page:
                 await asyncio.sleep(0.05)
 
     async def resize(self, width: int, height: int) -> None:
-        """In CSS pixels."""
+        """Set the size of the page (CSS pixels)."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.send("Emulation.setDeviceMetricsOverride", **size)
 
     async def prefer(self, **media: str) -> None:
-        """Media features, such as ``prefers_color_scheme="dark"``."""
+        """Set media features, such as ``prefers_color_scheme="dark"``."""
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
         await self.send("Emulation.setEmulatedMedia", features=features)
 
     async def press(self, key: str, text: str = "") -> None:
-        """One key, down and up."""
+        """Press and release one key."""
         down = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13, " ": 32}[key], "text": text}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **down)
         await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
@@ -88,7 +88,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, folder: Path) -> AsyncIterator[Page]:
-    """``url`` in a browser of its own, which keeps its files in ``folder``."""
+    """Open ``url`` in a new browser, which keeps its files in ``folder``."""
     assert CHROMIUM
     process = await asyncio.create_subprocess_exec(
         CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank",

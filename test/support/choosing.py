@@ -1,4 +1,4 @@
-"""A request as the router sends it: a server is chosen, and it is recorded that the request goes there."""
+"""Choose a server for a request and record the choice, as the router does when it sends a request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from laps_core.pools.prefixes import Ask
 
 
 def send(pools: Pools, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
-    """Return the choice for ``ask``, recorded unless the router would refuse it as too late; without a lease."""
+    """Choose a server for ``ask`` without a lease; record the choice unless the router would refuse it as too late."""
     choice = pools.choose(ask, avoid)
     if choice is not None and not choice.late_s:
-        pools.sends(ask, choice)
+        pools.record_choice(ask, choice)
     return choice

@@ -1,4 +1,4 @@
-"""The state of a scheduler under LAPS without SGLang, and requests for it."""
+"""Scheduler state of LAPS (``LapsCore``) without SGLang, and requests for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_laps.flights import Flight
 
 
 class Request:
-    """A request as far as the core looks at it: `done` of `tokens` are computed. Compared by identity."""
+    """Request with the fields that the core reads; `done` of `tokens` are computed. Compared by identity."""
 
     def __init__(self, rid: str, tokens: int = 300, done: int = 0, priority: int | None = None) -> None:
         self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)

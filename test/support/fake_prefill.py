@@ -24,19 +24,19 @@ Json = dict[str, Any]
 
 
 class FakePrefill:
-    """Answers as a server whose history goes on while it is asked."""
+    """Prefill server that replays made-up histories in real time."""
 
     def __init__(
         self, *, ranks: int = 1, reason: str | None = None, empty: bool = False, missing: bool = False
     ) -> None:
-        """`reason`: why LAPS is off. `empty`: nothing has come yet. `missing`: it has no receipts and no trace."""
+        """`reason`: why LAPS is off. `empty`: no request has arrived. `missing`: no receipts and no trace (404)."""
         start_s = time.time() - 45.0
         self.histories = [] if empty else [History(start_s, rank=rank) for rank in range(ranks)]
         self.ranks, self.reason, self.missing = ranks, reason, missing
         self.asked: Counter[str] = Counter()
         self.url = ""
         self.ended = False
-        """The whole history is over, whatever the clock says."""
+        """True to serve all receipts of the histories, regardless of the clock."""
         self.extra: Json = {}
         """Entries of the status that a test changes."""
         status = pacer(
@@ -47,11 +47,11 @@ class FakePrefill:
         self._decisions = status
 
     def receipts(self, now: float) -> list[Any]:
-        """Receipts so far."""
+        """Return the receipts until `now` (Unix time)."""
         return [r for h in self.histories for r in h.receipts if self.ended or h.ended_s(r) <= now]
 
     def status(self) -> Json:
-        """Return what /laps_status says now."""
+        """Return the current answer of /laps_status."""
         if self.reason:
             return {"enabled": False, "version": "0.1.0", "reason": self.reason, "config": LapsConfig().as_dict()}
         found = [self._rank(rank) for rank in range(self.ranks)]
@@ -89,7 +89,7 @@ class FakePrefill:
         }  # fmt: skip
 
     def application(self, key: str | None, admin: str | None) -> FastAPI:
-        """Return an application with the page, protected as SGLang does it."""
+        """Return an application with the page, protected by keys as in SGLang."""
         app = FastAPI()
         view.add(app)
 
@@ -135,10 +135,10 @@ class FakePrefill:
 
 @contextlib.asynccontextmanager
 async def serving(fake: FakePrefill, key: str | None = None, admin: str | None = None) -> AsyncIterator[FakePrefill]:
-    """``fake`` on a port of its own."""
+    """Serve ``fake`` on a free port."""
     config = uvicorn.Config(fake.application(key, admin), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
-    # Signals stay with the tests.
+    # pytest keeps its own signal handlers.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     task = asyncio.create_task(server.serve())
     try:

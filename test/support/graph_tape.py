@@ -1,9 +1,9 @@
 """CUDA graphs on a CPU: a tape of the operations that a capture runs, played again on the same tensors.
 
-With this folder in PYTHONPATH it is a plugin of SGLang: its full graph backend, as it is, captures tapes, and attention
-computes from FlashAttention's capture-stable metadata alone. Like a device, a tape runs no Python again, and refuses
-what a capture cannot hold: reads of values by the host, outputs whose shape depends on values, copies from Python
-lists. Memory that was not written holds NaN, or an absurd number.
+With this folder in PYTHONPATH the module is a plugin of SGLang: SGLang's full graph backend, unchanged, captures tapes,
+and attention computes only from FlashAttention's capture-stable metadata. Like a CUDA graph, a tape does not rerun
+Python and refuses what a capture cannot hold: reads of values by the host, outputs whose shape depends on values, and
+copies from Python lists. Unwritten memory holds NaN or an absurd number.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ TO_HOST = (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tens
 RUN_A_MODEL = {"sglang.srt.managers.scheduler", "benchmark.rig.runner"}
 """Modules that only processes with a model have imported when plugins are loaded."""
 REACH = 512
-"""Longest sequence the attention below computes (tokens): it gathers so much for each row."""
+"""Longest sequence that the attention below computes (tokens); it gathers this many KV tokens for each request."""
 
 
 class NotCapturable(RuntimeError):
-    """A captured graph could not replay this."""
+    """Operation that a captured graph could not replay."""
 
 
 def spoil(value: Any) -> None:
-    """Fill memory nobody has written."""
+    """Fill unwritten memory with NaN or an absurd number."""
     if torch.is_tensor(value):
         value.fill_(torch.nan if value.is_floating_point() else 7 if value.dtype == torch.bool else -(1 << 20))
 
 
 class _Methods(TorchFunctionMode):
-    """Refuses tensor methods that bring values to the host without an operation."""
+    """Refuses tensor methods that copy values to the host without an operation."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in TO_HOST:
@@ -77,13 +77,13 @@ class _Record(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Made:
-    """A tensor that the tape makes: the how manieth."""
+    """Tensor that the tape makes, by its number in order of creation."""
 
     at: int
 
 
 class Tape:
-    """Stands in for ``torch.cuda.CUDAGraph``."""
+    """Replacement for ``torch.cuda.CUDAGraph``."""
 
     played = 0
     """Replays of all tapes."""
@@ -95,13 +95,13 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Everything run inside goes on the tape."""
+        """Record every operation of the block on the tape."""
         with _Methods(), _Record(self):
             yield
         self._made = WeakIdKeyDictionary()
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any, empty: bool) -> None:
-        """One operation that was run."""
+        """Record one operation that was run."""
 
         def known(value: Any) -> Any:
             made = self._made.get(value) if torch.is_tensor(value) else None
@@ -112,7 +112,7 @@ class Tape:
         inputs = tree_map(known, (args, kwargs))
         outs: list[_Made | None] = []
         for value in tree_flatten(out)[0]:
-            # What an operation in place gives back is its argument.
+            # An in-place operation returns its own argument.
             new = torch.is_tensor(value) and not any(value is a for a in tree_flatten((args, kwargs))[0])
             outs.append(_Made(len(self._last)) if new else None)
             if new:
@@ -121,7 +121,7 @@ class Tape:
         self._calls.append((func, inputs, outs, empty))
 
     def replay(self) -> None:
-        """Run the operations again. Tensors from before the capture are the same, those made in it are new."""
+        """Run the operations again, on the same inputs from before the capture; make all other tensors anew."""
         made: dict[int, Any] = {}
 
         def now(value: Any) -> Any:
@@ -135,30 +135,30 @@ class Tape:
                     spoil(found)
                 for work in tree_flatten(found)[0]:
                     if isinstance(work, torch.ScriptObject):
-                        cast(Any, work).wait()  # of a collective: on a device the stream would
+                        cast(Any, work).wait()  # of a collective; on a device the stream would wait
                 made |= {o.at: v for o, v in zip(outs, tree_flatten(found)[0], strict=True) if o is not None}
                 for gone in [at for at in made if self._last[at] <= i]:
                     del made[gone]
         Tape.played += 1
 
     def reset(self) -> None:
-        """Forget it."""
+        """Clear the tape."""
         self._calls.clear()
 
 
 @contextmanager
 def graph(cuda_graph: Tape, **_: Any) -> Iterator[None]:
-    """Stands in for ``torch.cuda.graph``."""
+    """Replace ``torch.cuda.graph``: record the block on the tape."""
     with cuda_graph.recording():
         yield
 
 
 def attention(runner: Any) -> Any:
-    """torch_native attention, but for captured graphs from FlashAttention's own metadata, with nothing read by Python.
+    """Return torch_native attention which, in captured graphs, uses FlashAttention's metadata and reads no values.
 
-    NaN where no request has a row, as from a kernel that does not write there.
+    Rows that belong to no request are NaN, because a kernel does not write them.
     """
-    # Kernels that need a driver; the metadata code does not.
+    # These kernels need a driver; the metadata code does not.
     missing = [n for n in ("sgl_kernel", "sglang.kernels.ops.attention.flash_attention") if n not in sys.modules]
     sys.modules.update({name: MagicMock() for name in missing})
     from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
@@ -202,13 +202,13 @@ def attention(runner: Any) -> Any:
             mine = (m.cu_seqlens_q[1:] <= at).sum(1, keepdim=True)
             table = m.page_table[:, :REACH].long()
             count, reach = table.shape
-            # Each row is held against the whole history of every request, and sees its own up to itself.
+            # Compare each row with the KV of every request; it attends only to its own request, up to its own position.
             slot, position = torch.arange(count).repeat_interleave(reach), torch.arange(reach).repeat(count)
             held = position < m.cache_seqlens_int32[slot]
             last = (m.cache_seqlens_int32 - m.cu_seqlens_q[1:])[slot] + at
             seen = (slot == mine) & (position <= last)
             k, v = (kv[table.where(held.view(table.shape), 0)].flatten(0, 1).repeat_interleave(each, 1) for kv in kvs)
-            # As a kernel does it: sums in full precision, whatever the model is held in.
+            # Sums in full precision for any model dtype, as in a kernel.
             scores = torch.einsum("rhd,shd->hrs", rows.float(), k.float()) * layer.scaling
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             out = torch.einsum("hrs,shd->rhd", weights, v.float().where(held[:, None, None], 0.0)).to(q.dtype)
@@ -218,7 +218,7 @@ def attention(runner: Any) -> Any:
 
 
 def load() -> None:
-    """Entry point of the group ``sglang.srt.plugins``: acts in processes that run a model on a CPU."""
+    """Install tapes in processes that run a model on a CPU (entry point of the group ``sglang.srt.plugins``)."""
     from sglang_laps import graphs
 
     if torch.cuda.is_available() or sys.modules.keys().isdisjoint(RUN_A_MODEL):

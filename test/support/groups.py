@@ -1,4 +1,4 @@
-"""A group of ranks as unit tests need it: the terms of a DeepSeek-V3 node, and planners that share their rows."""
+"""Group of ranks for unit tests: cost terms of a DeepSeek-V3 node, and planners that exchange their rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COST = GroupCost(
 
 
 def prompt(new: int, history: int = 0, since_s: float = 0.0, cost: GroupCost = COST) -> Prompt:
-    """A request that came at ``since_s``."""
+    """Return a request that arrived at ``since_s``."""
     return Prompt.of(cost, new, history, since_s, CHUNK)
 
 
 class Group:
-    """Ranks that exchange rows, each with its own planner, and run what they decide."""
+    """Ranks with one planner each, which exchange rows and run the step that they decide."""
 
     def __init__(self, cost: GroupCost = COST, **knobs: float) -> None:
         self.cost = cost
@@ -31,28 +31,28 @@ class Group:
         self.waiting: list[list[Prompt]] = [[] for _ in self.planners]
         self.now = 0.0
         self.ran: list[list[tuple[Prompt, int]]] = []
-        """Batches of the step before: the prompts of each rank as they were, and tokens."""
+        """Batches of the last step, by rank: each prompt as it was before the step, and its new tokens in the step."""
 
     def add(self, rank: int, new: int, history: int = 0) -> Prompt:
-        """A request comes to a rank now."""
+        """Add a request that arrives at a rank now."""
         made = prompt(new, history, self.now, self.cost)
-        self.planners[rank].came(made.weight)
+        self.planners[rank].count_arrival(made.weight)
         self.waiting[rank].append(made)
         return made
 
     def menu(self, rank: int) -> Menu:
-        """Make the menu of a rank."""
+        """Return the menu of a rank."""
         return self.planners[rank].menu(self.now, self.waiting[rank])
 
     def decide(self) -> Choice | None:
-        """One round, of which nothing runs: every rank must decide the same."""
+        """Run one round without its step. Every rank must decide the same."""
         rows = [self.menu(rank).row() for rank in range(self.cost.ranks)]
         decided = [p.decide([Menu.read(row) for row in rows]) for p in self.planners]
         assert len(set(decided)) == 1
         return decided[0]
 
     def step(self) -> Choice | None:
-        """One round, and the step that it decides."""
+        """Run one round and the step that the ranks decide."""
         choice = self.decide()
         if choice is None:
             return None
@@ -62,7 +62,7 @@ class Group:
         return choice
 
     def tokens(self) -> int:
-        """New tokens of the step before."""
+        """Return the new tokens of the last step."""
         return sum(n for ran in self.ran for _, n in ran)
 
     def _run(self, planner: GroupPlanner, waiting: list[Prompt], choice: Choice) -> list[tuple[Prompt, int]]:
@@ -75,7 +75,7 @@ class Group:
 
 
 def fill(group: Group, lengths: Sequence[Sequence[tuple[int, int]]]) -> None:
-    """Requests of (new, history) tokens for each rank."""
+    """Add requests to each rank. ``lengths``: for each rank, (new, history) tokens of its requests."""
     for rank, each in enumerate(lengths):
         for new, history in each:
             group.add(rank, new, history)

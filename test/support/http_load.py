@@ -1,4 +1,4 @@
-"""One chat or prefill through aiohttp, as an ordinary client sends it."""
+"""Requests through aiohttp, as an ordinary client sends them: a streamed answer, or one prefill."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import aiohttp
 from benchmark.load.prompts import without_decode_server
 
 REQUEST_LIMIT_S = 400.0
-"""Guards against a hang (seconds)."""
+"""Time limit of one request, against hangs (seconds)."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it. Times in seconds; `at` counts from the start of the load."""
+    """One request as seen by its client. Times in seconds; `at` counts from the start of the load."""
 
     kind: str
     at: float
@@ -31,7 +31,7 @@ class Seen:
 
 
 def session() -> aiohttp.ClientSession:
-    """A client session without a limit on connections; each request is bounded in time."""
+    """Return a client session without a limit on connections; each request has a time limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
     )

@@ -1,5 +1,7 @@
-"""Modules that SGLang's processes need not import here: most of a start is imports, three times over for each
-server."""
+"""Settings that keep SGLang's processes from importing modules that the tests do not need.
+
+Imports take most of a server's start, in each of its three processes.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ MODELS = (
 )
 """Models that the tests serve, as SGLang names their modules."""
 LATE = ("nemotron_h",)
-"""Models whose import sets up the platform and Prometheus: each server does that for itself."""
+"""Models whose import sets up the platform and Prometheus, which each server must do itself."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
-"""Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
+"""Parameters of glibc's ``mallopt``, by the environment variable that sets them at process start."""
 
 
 def keep_memory(env: Mapping[str, str]) -> None:
-    """Ask glibc for what these variables say, in a process that has started already."""
+    """Apply the variables of ``MALLOPT`` in ``env`` to this process, which has started already."""
     for name, parameter in MALLOPT.items():
         if name in env:
             ctypes.CDLL(None).mallopt(parameter, ctypes.c_int(min(int(env[name]), (1 << 31) - 1)))
 
 
 def environment() -> dict[str, str]:
-    """Variables under which SGLang loads no model but ours, nor, where there is no GPU, Inductor and FlashInfer."""
+    """Return variables that make SGLang load only ``MODELS`` and, without a GPU, neither Inductor nor FlashInfer."""
     sglang = find_spec("sglang")
     roots = (sglang and sglang.submodule_search_locations) or []
     models = sorted(

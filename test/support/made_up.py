@@ -1,4 +1,4 @@
-"""A made-up history of one prefill server: steps of its device, trace events and receipts that fit each other."""
+"""Made-up history of one prefill server, with consistent device steps, trace events and receipts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_core.receipts.receipt import Behind, Cause, Receipt
 
 Event = dict[str, Any]
 TOKEN_S, STEP_S = 1e-4, 6e-3
-"""Device time of a token, and of a step (seconds)."""
+"""Device time of one token, and fixed device time of one step (seconds)."""
 SLICE_S = 0.06
 TRANSFER_S = 5e-3
 DEVICE, HELD = 1, 2
@@ -21,21 +21,21 @@ DEVICE, HELD = 1, 2
 
 @dataclass
 class Prompt:
-    """One request on its way."""
+    """One request. Times in seconds since the history's start."""
 
     rid: str
     cls: ClassName
     tokens: int
     cached: int
     at: float
-    """Arrival (seconds since the history's start)."""
+    """Arrival time."""
     begun: float = 0.0
     ended: float = 0.0
 
 
 @dataclass
 class Busy:
-    """The device, or the window, for a while (seconds since the history's start)."""
+    """One period of the device: a step, idle time, or a hold of the window (seconds since the history's start)."""
 
     kind: str
     cls: str
@@ -57,10 +57,10 @@ class Run:
 
 
 class History:
-    """Steps, events and receipts of one server; times are Unix time from `start_s` on."""
+    """Steps, trace events and receipts of one DP rank of a server. It starts at Unix time `start_s`."""
 
     def __init__(self, start_s: float, seconds: float = 90.0, seed: int = 1, rank: int = 0) -> None:
-        """`seconds`: how much of it there is. `rank`: its number among data-parallel ranks."""
+        """`seconds`: length of the history. `rank`: DP rank."""
         self.start_s, self.rank = start_s, rank
         rng = random.Random(f"{seed} {rank}")
         self.prompts = sorted([*_arrivals(rng, "short", 0.05, seconds), *_arrivals(rng, "long", 1.6, seconds)],
@@ -75,7 +75,7 @@ class History:
         behind: dict[str, list[float]] = {}
         now = p.at + 1e-3 * causes["tokenizing"]
         for b in (b for b in self.busy if b.end > now and b.begin < p.ended):
-            # The host builds and launches in what no step covers.
+            # Time that no step covers is scheduling: the host builds and launches.
             _add(causes, "scheduling", b.begin - now)
             took = min(b.end, p.ended) - max(now, b.begin)
             name: Cause = "computing" if p in b.prompts else "preempted" if now >= p.begun else _behind(b)
@@ -97,11 +97,11 @@ class History:
         )  # fmt: skip
 
     def ended_s(self, receipt: Receipt) -> float:
-        """Unix time of its first token."""
+        """Return the Unix time of the request's first token."""
         return receipt.arrived_s + receipt.ttft_ms / 1e3
 
     def trace(self, begin_s: float, end_s: float, base_us: int) -> list[Event]:
-        """Return the trace events of a stretch of Unix time, as times after `base_us`."""
+        """Return the trace events between two Unix times. Event times count from `base_us`."""
         begin, end = begin_s - self.start_s, end_s - self.start_s
         made: list[Event] = []
 
@@ -141,7 +141,7 @@ class History:
 
 
 def _runs(busy: list[Busy], rng: random.Random) -> list[Run]:
-    """Return batches as the trace has them: a long one is one event, with its slices and what preempts it inside."""
+    """Return batches as in the trace: all slices of a long batch are one run, which also spans its preemptions."""
     made: list[Run] = []
     whole: dict[str, Run] = {}
     for b in busy:
@@ -192,7 +192,7 @@ def _arrivals(rng: random.Random, cls: ClassName, every_s: float, seconds: float
 
 
 def _run(prompts: list[Prompt]) -> list[Busy]:
-    """Steps of a device that runs long prompts in slices, and short ones in the pauses between them."""
+    """Simulate a device that runs long prompts in slices, and short ones in the pauses; return its steps."""
     coming, short, long, steps = deque(prompts), list[Prompt](), deque[Prompt](), list[Busy]()
     now, left = 0.0, 0.0
     while coming or short or long:

@@ -1,4 +1,4 @@
-"""The process that has imported SGLang and done nothing else, and what its copies become. ``warm`` starts it."""
+"""Process that has imported SGLang and done nothing else; its copies run commands. ``warm`` starts this process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PRELOAD = (
     "fastapi.testclient",
 )
 CHILDREN = 3
-"""Children of a server: two schedulers, a detokenizer."""
+"""Child processes that a server can need: two schedulers and a detokenizer."""
 UNSEEN = "sglang.srt.managers.scheduler"
-"""Module that a process has imported if it runs a scheduler: the plugin looks for it."""
+"""Module that only processes with a scheduler have imported; the plugin checks for this module."""
 
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Answer until nobody is connected any more (None); in a copy of this process, return what it is to be."""
+    """Answer clients until the last one disconnects (returns None). In a fork, return the command that it must run."""
     codes: dict[int, int] = {}
     clients: list[socket.socket] = []
 
@@ -89,7 +89,7 @@ def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
             os.dup2(errors.fileno(), 2)
     for name in set(given).difference(asked["env"]):
         os.environ.pop(name, None)
-    os.environ.update(asked["env"])  # what imports have added stays
+    os.environ.update(asked["env"])  # keeps variables that imports have set
     lean.keep_memory(os.environ)
     os.chdir(asked["cwd"])
     sys.path[0] = os.getcwd()
@@ -109,7 +109,7 @@ def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
 
 
 class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A module that has been imported, and is not there before somebody imports it."""
+    """Import hook that hides an imported module from ``sys.modules`` until code imports the module again."""
 
     def __init__(self, name: str) -> None:
         self._module = sys.modules.pop(name)
@@ -118,14 +118,14 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._spec = self._module.__spec__
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Once, for its name."""
+        """Find the hidden module, once."""
         if fullname != self._module.__name__:
             return None
         sys.meta_path.remove(self)
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        """Return the module as it was."""
+        """Return the hidden module, unchanged."""
         return self._module
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -141,7 +141,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    # Whoever loses its parent becomes a child of this process, which sees its end at once; pid 1 may take its time.
+    # Orphans become children of this process, which reaps them at once; pid 1 can take longer.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if asked := _serve(listener):
         _become(asked, given)

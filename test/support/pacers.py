@@ -1,4 +1,4 @@
-"""A pacer and what waits for it, for the tests of the policy put together."""
+"""A pacer, waiting requests and batches, for tests of the whole policy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
 COSTS = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
-"""Times in seconds, 0 among them."""
+"""Coefficients of a latency model (seconds); 0 is one of them."""
 MODELS = st.builds(Coefficients, COSTS, COSTS, COSTS, COSTS, COSTS, st.sampled_from([0, 300]))
-"""Latency models, as steps of all kinds may make them: any term may be 0."""
+"""Latency models as any kind of steps can produce them; every term can be 0."""
 
 
 GAP = F / 0.25
@@ -39,14 +39,14 @@ def pacer(
     unit: int = 1,
     **knobs: Any,
 ) -> Pacer:
-    """Steps take F and TOKEN a token; `known`: it has been told."""
+    """Return a pacer. If `known`, its latency model says that a step takes F + TOKEN * tokens (seconds)."""
     config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})
     model = KNOWN.model() if known else None
     return Pacer(config, chunk_tokens=chunk, batch_tokens=batch_tokens, unit=unit, layers=layers, model=model)
 
 
 def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
-    """`key`: for whoever reads."""
+    """Return a waiting short prompt. `key` only names the prompt for the reader."""
     return Waiting(tokens, 0, arrival, deadline)
 
 
@@ -57,36 +57,36 @@ def long(
 
 
 def paused(left_s: float = 0.2, depth: int = 1, weight: float = 4.0) -> Paused:
-    """One prompt that takes a quarter of a second alone."""
+    """Return a paused long prompt; weight 4 means that the prompt takes 0.25 s alone."""
     return Paused(left_s, depth, weight=weight)
 
 
 def spend(gap: Gap, at: float) -> None:
-    """All that is saved up: from now on each short batch waits for its gap."""
+    """Use up all saved preemptions: from `at` on each short batch waits for its gap."""
     for _ in range(SAVED):
-        gap.sent(at)
-        gap.ran(at, at)
+        gap.record_launch(at)
+        gap.record_end(at, at)
 
 
 def launch(
     me: Pacer, at: float, plan: Plan, *shape: tuple[int, int], stock: bool = False, within: bool = False
 ) -> Running:
-    """The first batch of the plan, or what shares its step."""
+    """Launch the first batch of the plan, with short prompts that share its step."""
     cls, shorts = plan.order[0], len(plan.picked)
     count = shorts if cls == SHORT else len(plan.long.picked) + shorts * plan.mixed
     short = range(shorts if cls == SHORT or plan.mixed else 0)
     sent = Running(cls=cls, shape=list(shape) or [(50, 0)] * count, short=short, within=within, stock=stock)
-    me.launched(at, sent, plan)
+    me.record_launch(at, sent, plan)
     return sent
 
 
 def run(
     me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
 ) -> None:
-    """The first batch of the plan, from its launch to its end."""
+    """Launch and end the first batch of the plan."""
     ended(me, launch(me, begin, plan, *shape, stock=stock, within=within), begin, end)
 
 
 def ended(me: Pacer, sent: Running, begin: float, end: float, paused_s: float = 0.0) -> None:
     sent.started, sent.done, sent.paused_s = begin, end, paused_s
-    me.ended(sent, None, end)
+    me.record_result(sent, None, end)

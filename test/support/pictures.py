@@ -1,4 +1,4 @@
-"""Small seeded models that see pictures; prompts with pictures; and what transformers answers to them."""
+"""Small seeded vision-language models, prompts with pictures, and the answers of transformers to these prompts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SPECIAL = (
     *("<|image_pad|>", "<|video_pad|>"),
 )
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
-"""Stands for a picture in a prompt."""
+"""Placeholder of a picture in a prompt."""
 SIDES = (56, 504)
-"""Pixels of a picture's side; a token stands for a square of 28 or 32."""
+"""Shortest and longest side of a picture (pixels); a token covers a square with sides of 28 or 32 pixels."""
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 VISION: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"depth": 4, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1, 3]},
     "Qwen3VL": {"depth": 4, "patch_size": 16, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 2, 3]},
     "Qwen3_5": {"depth": 4, "patch_size": 16, "num_position_embeddings": 256},
 }
-"""Encoder of each family, a prefix of transformers' classes. Qwen3VL adds what its layers see to those of the decoder,
-too."""
+"""Encoder settings by family; the family is a prefix of transformers' class names. Qwen3VL also adds outputs of some
+encoder layers to decoder layers (deepstack)."""
 TEXT: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {"rope_parameters": MROPE},
     "Qwen3VL": {"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
@@ -40,9 +40,9 @@ TEXT: dict[str, dict[str, Any]] = {
 WRITTEN: dict[str, dict[str, Any]] = {
     "Qwen3_5": {"text_config": {"full_attention_interval": 4}, "vision_config": {"deepstack_visual_indexes": []}}
 }
-"""Fields that transformers does not write and SGLang reads."""
+"""Fields of config.json that SGLang reads but transformers does not write."""
 NAMES = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
-"""Names with a checkpoint."""
+"""Model families by checkpoint name."""
 
 
 def make(folder: Path, name: str) -> Path:
@@ -91,7 +91,7 @@ def _write(folder: Path, family: str) -> None:
 
 
 def picture(seed: int) -> str:
-    """A picture of random size and noise, as a URL."""
+    """Return a picture of random size and noise, as a data URL."""
     import numpy as np
     from PIL import Image
 
@@ -102,7 +102,7 @@ def picture(seed: int) -> str:
 
 
 def prompt(rng: random.Random, words: Sequence[str], *, long: bool) -> tuple[str, tuple[str, ...]]:
-    """A prompt and its pictures: a document of several, or a question about one or none. Some are seen often."""
+    """Return a prompt and its pictures: 3 to 5 if ``long``, else at most 1. Half of the pictures repeat often."""
     count = rng.randrange(3, 6) if long else rng.randrange(2)
     seeds = [rng.choice((rng.randrange(6), rng.randrange(10**6))) for _ in range(count)]
     pages = [f"{' '.join(rng.choices(words, k=rng.randrange(9)))}{PLACE}" for _ in seeds]
@@ -110,7 +110,7 @@ def prompt(rng: random.Random, words: Sequence[str], *, long: bool) -> tuple[str
 
 
 class Answers:
-    """The same checkpoint under transformers, greedy."""
+    """Greedy answers of a checkpoint under transformers."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -120,7 +120,7 @@ class Answers:
         self.processor: Any = AutoProcessor.from_pretrained(folder)
 
     def greedy(self, text: str, pictures: Sequence[str], tokens: int) -> list[int]:
-        """The next `tokens` ids after a prompt."""
+        """Return the next `tokens` ids after a prompt."""
         from PIL import Image
         from transformers import GenerationConfig
 

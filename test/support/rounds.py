@@ -1,4 +1,4 @@
-"""Rounds of what happens only where two things meet in time: tried again until they have met."""
+"""Repetition of checks that need two events to coincide, until the events have coincided."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ ROUNDS = 8
 
 
 def until_seen(once: Callable[[int], bool], what: str, told: Callable[[], object] = lambda: "") -> None:
-    """Call ``once`` with 0, 1, and so on until it returns True: it has seen ``what`` is claimed to happen.
+    """Call ``once`` with 0, 1, and so on until it returns True, that is, until it has seen ``what`` happen.
 
-    For what a machine that is held up can hide, and what nothing but the claim can show. ``once`` needs prompts of its
-    own in each round: those of the last one are cached. What must never happen it asserts itself, each time.
+    Fails the test after ``ROUNDS`` rounds, with ``told()`` in the message. For effects that a delayed machine can hide.
+    ``once`` must use new prompts in each round, because earlier prompts are cached. ``once`` must assert by itself, in
+    each round, what must never happen.
     """
     for i in range(ROUNDS):
         if once(i):

@@ -1,4 +1,4 @@
-"""Real prefill servers for the tests, what is asked of them, and the answers they should give."""
+"""Real prefill servers for the tests, requests to these servers, and the right answers."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
 AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-"""A server that has answered its own first request says at once that it is ready: it has no need of another, for which
-the route of its health waits a second."""
+"""Make a server report that it is ready right after its own warmup request. Otherwise its health route would
+wait a second for another token."""
 EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
-"""States of linear attention are as exact as all else: otherwise half of them is bfloat16."""
+"""Keep the convolution states of linear attention in float32 like everything else; the default is bfloat16."""
 SOON = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
-"""A decode server learns within 4 s (10 by default) that a prefill server is dead. Until then it spins."""
+"""Let a decode server notice within 4 s (default: 10 s) that a prefill server is dead. Until then it busy-waits."""
 HICACHE = Path(__file__).with_name("hicache")
 """Plugin with which HiCache copies between device and host without a GPU."""
 FOLDER = "FOLDER"
-"""Stands in a server's arguments for a folder of its own."""
+"""Placeholder in a server's arguments for the server's own folder."""
 SHAPE = model.Shape()
 SEVERAL = "several"
-"""The group of tests that need more than one server at a time: memory does not hold two of them side by side."""
+"""Group of tests that need more than one server at a time; memory does not suffice for two such tests at once."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a prefill server is started. Tests that name the same one share one server."""
+    """Start parameters of a prefill server. Tests with equal setups share one server."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -56,11 +56,11 @@ class Setup:
     shape: model.Shape | str = SHAPE
     """Shape of the Qwen2 model, or a name in ``architectures.NAMES``."""
     more: Callable[[Path], Sequence[str]] | None = None
-    """Further arguments, from the folder of the checkpoint: they name what is made beside it."""
+    """Function that returns further arguments for a checkpoint's folder, such as paths of adapters made beside it."""
     mode: str = "prefill"
-    """Mode, as of ``servers.sglang``."""
+    """Mode argument of ``servers.sglang``."""
     group: str | None = None
-    """Setups of a group run in one process after one another, and share what runs beside them."""
+    """Group of setups whose tests run in one process, one setup after another, and share the servers of ``Beside``."""
 
 
 STOCK = Setup("stock", NORMAL_LOOP, group=SEVERAL)
@@ -70,7 +70,7 @@ NO_PREFIX_CACHE = Setup(
     "no-prefix-cache",
     (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
 )
-"""Without receipts, too."""
+"""Server without a prefix cache, window or receipts."""
 SAVED = "model.json"
 SLOW_WINDOW = Setup(
     "slow-window",
@@ -79,18 +79,18 @@ SLOW_WINDOW = Setup(
         *("--laps-config", json.dumps({"profile": f"{FOLDER}/{SAVED}"})),
     ),
 )
-"""Pages, too. It saves its latency model."""
+"""Server with a window of 2 s and pages of 64 tokens, which saves its latency model."""
 
 
 def on(*setups: Setup) -> list[pytest.MarkDecorator]:
-    """Marks of a test, or of a module's ``pytestmark``: it runs on each of these servers, and leaves them unharmed."""
+    """Return marks of a test (or a ``pytestmark``) that runs on each of these servers and must leave them unharmed."""
     ids = [f"{s.name}@{s.group}" if s.group else f"@{s.name}" for s in setups]
     each = pytest.mark.parametrize("prefill", setups, indirect=True, ids=ids, scope="session")
     return [each, pytest.mark.usefixtures("clean")]
 
 
 def checkpoint(shape: model.Shape | str = SHAPE) -> Path:
-    """The small model of this shape, made once, whoever else is about to make it."""
+    """Return the folder of the small model of this shape. A lock makes sure that only one process makes the model."""
     folder = Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models"))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".tests").open("w") as lock:
@@ -99,7 +99,7 @@ def checkpoint(shape: model.Shape | str = SHAPE) -> Path:
 
 
 def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> servers.Server:
-    """A prefill server, not started. Its log is in ``folder``."""
+    """Return a prefill server that is not started. Its log is in ``folder``."""
     args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
     made = checkpoint(setup.shape)
@@ -110,16 +110,16 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
 
 @contextmanager
 def started(setup: Setup, folder: Path) -> Iterator[Prefill]:
-    """A running prefill server."""
+    """Run a prefill server."""
     server = prefill_server(setup, folder)
     try:
         yield Prefill(setup, server.start().ready())
     finally:
-        server.kill()  # told to end, it would first look for work for 5 s
+        server.kill()  # after SIGTERM the server would first look for work for 5 s
 
 
 class Prefill:
-    """A running prefill server and what tests ask of it."""
+    """A running prefill server, with the requests and checks of the tests."""
 
     def __init__(self, setup: Setup, server: servers.Server) -> None:
         self.setup, self.server = setup, server
@@ -146,13 +146,13 @@ class Prefill:
         return dict(self.get("/laps_status")["totals"])
 
     def used_tokens(self) -> int:
-        """KV tokens held by requests or the prefix cache, over all ranks."""
+        """Return the KV tokens held by requests or the prefix cache, over all ranks."""
         return sum(load["num_used_tokens"] for load in self.get("/v1/loads?include=core")["loads"])
 
     def all_tokens_are_free(self, timeout_s: float = 180.0) -> None:
         """Wait until nothing waits or runs, drop the prefix cache, and require every KV token to be free."""
         end, loads = time.monotonic() + timeout_s, None
-        while time.monotonic() < end:  # a flush is refused while an abort is still being retired
+        while time.monotonic() < end:  # the server refuses a flush until an aborted request is gone
             loads = self.get("/v1/loads?include=core")["loads"]
             busy = any(x["num_running_reqs"] + x["num_waiting_reqs"] for x in loads)
             if not busy and self.post("/flush_cache")[0] == 200 and self.used_tokens() == 0:
@@ -161,7 +161,7 @@ class Prefill:
         raise AssertionError(f"not every token is free after {timeout_s:.0f} s: {loads}")
 
     def must_be_clean(self) -> None:
-        """Alive, and SGLang's own idle checker has found nothing wrong."""
+        """Require that the server is alive and that SGLang's own idle checker has found no leak."""
         assert self.server.alive(), self.server.last_line()
         log = self.server.log.read_text(errors="replace")
         assert "leak" not in log.lower(), [x for x in log.splitlines() if "leak" in x.lower()][:3]
@@ -169,7 +169,7 @@ class Prefill:
 
 
 class Beside:
-    """Servers beside the prefill server of a group: started when a test needs them first, ended with the group."""
+    """Servers beside the prefill servers of a group, started at first use and ended with the group."""
 
     def __init__(self) -> None:
         self.group: str | None = None
@@ -177,18 +177,18 @@ class Beside:
         self._ends = ExitStack()
 
     def of(self, group: str | None) -> None:
-        """End what belongs to another group."""
+        """End the servers if they belong to another group."""
         if group != self.group:
             self.close()
         self.group = group
 
     def close(self) -> None:
-        """End everything."""
+        """End all servers."""
         self._ends.close()
         self._decode = None
 
     def decode(self, factory: pytest.TempPathFactory) -> servers.Server:
-        """The decode server, running."""
+        """Return the running decode server; start it at first use."""
         if self._decode is None:
             log = factory.mktemp("decode") / "server.log"
             server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072", env=SOON)
@@ -198,25 +198,25 @@ class Beside:
 
 
 class Reference:
-    """The same checkpoint under Hugging Face transformers, greedy."""
+    """Greedy answers of a checkpoint under Hugging Face transformers."""
 
     def __init__(self, folder: Path, found: Path) -> None:
-        """``found``: folder where processes of a run tell each other what they have computed."""
+        """``found``: folder in which the processes of a test run share computed answers."""
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
-        lean.keep_memory(servers.KEEP_MEMORY)  # or half the time of some architectures goes into page faults
+        lean.keep_memory(servers.KEEP_MEMORY)  # otherwise page faults take half the time of some architectures
         self.torch = torch
         self._found = found / folder.name
         self._found.mkdir(parents=True, exist_ok=True)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        if getattr(self.model.config, "attn_logit_softcapping", None):  # which PyTorch's own attention leaves out
+        if getattr(self.model.config, "attn_logit_softcapping", None):  # PyTorch's own attention ignores softcapping
             self.model.set_attn_implementation("eager")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def apart(self, name: str) -> Reference:
-        """The same with a model of its own, to be changed; its answers are told by this ``name``."""
+        """Return a copy whose model the caller can change; its answers are shared under ``name``."""
         made = copy.copy(self)
         made.model = copy.deepcopy(self.model)
         made._found = self._found / name
@@ -224,7 +224,7 @@ class Reference:
         return made
 
     def first(self, ids: list[int]) -> tuple[int, float]:
-        """The next id after `ids`, and the logarithm of its probability."""
+        """Return the next id after `ids`, and the logarithm of its probability."""
         found = self._found / hashlib.sha256(repr(ids).encode()).hexdigest()
         if not found.exists():
             with self.torch.inference_mode():
@@ -241,14 +241,13 @@ class Reference:
         return [int(t) for t in self.scores(ids, tokens).argmax(-1)] if tokens else []
 
     def scores(self, ids: list[int], tokens: list[int]) -> Any:
-        """Logarithms of the probabilities of all ids after `ids`, after those and the first of `tokens`, and so on
-        [tokens, ids]."""
+        """Return log-probabilities of all ids at each position of `tokens` after `ids`: [tokens, ids]."""
         with self.torch.inference_mode():
             found = self.model(self.torch.tensor([ids + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
             return found.log_softmax(-1)
 
     def greedy(self, ids: list[int], tokens: int) -> list[int]:
-        """The next `tokens` ids after `ids`."""
+        """Return the next `tokens` ids after `ids`."""
         if tokens == 1:
             return [self.first(ids)[0]]
         torch = self.torch
@@ -262,13 +261,13 @@ class Reference:
 
 
 def ids(seed: int, tokens: int) -> list[int]:
-    """A prompt."""
+    """Return a random prompt of `tokens` token ids."""
     rng = random.Random(seed)
     return [rng.randrange(3, 2000) for _ in range(tokens)]
 
 
 def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
-    """A body for ``/generate`` that a prefill server answers without any decode server."""
+    """Return a body for ``/generate`` that a prefill server answers without a decode server. `room`: bootstrap room."""
     body: dict[str, Any] = {
         "input_ids": prompt,
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
@@ -278,14 +277,14 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
 
 
 async def in_progress(http: Any, prefill: Prefill) -> int:
-    """Long prompts between two of their chunks."""
+    """Return the number of long prompts that are between two chunks."""
     async with http.get(prefill.server.url + "/laps_status") as reply:
         return int((await reply.json())["in_progress"])
 
 
 async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: int) -> None:
-    """Abort all of these once one is in progress, with further prompts of their lengths if none has been seen to be; as
-    many short requests `after` it are answered."""
+    """Send `prompts` and abort all requests once a prompt is between two chunks. If no prompt has been seen there, try
+    again with other prompts of these lengths. Then require answers to `after` short requests."""
     async with load.session() as http:
         for i in range(ROUNDS):
             them = [[3 + (token + i) % 1997 for token in prompt] for prompt in prompts]
@@ -302,7 +301,7 @@ async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: in
 
 
 async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
-    """First token of each prompt, all sent within `spread_s`."""
+    """Send all prompts within `spread_s` (seconds) and return the first token of each answer."""
     rng = random.Random(len(prompts))
 
     async def one(http: Any, prompt: list[int]) -> int:

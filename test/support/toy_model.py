@@ -1,4 +1,4 @@
-"""A model of SGLang's building blocks without weights worth the name, and a runner for it: passes in slices, alone."""
+"""Tiny model made of SGLang's building blocks, and a runner for it, to test passes in slices without a server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A dense one."""
+    """Dense MLP."""
 
     def __init__(self, ran: Callable[[str], None]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class Sight(VisionAttention):
-    """An encoder's attention, which leaves its rows as they are."""
+    """Attention of an encoder, which returns its rows unchanged."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -83,7 +83,7 @@ class EncoderLayer(nn.Module):
 
 
 class Model(nn.Module):
-    """So many layers, behind an encoder of so many; what they run is told to `ran`."""
+    """Model of `layers` layers behind an encoder of `encoder` layers, which report to `ran` what they run."""
 
     def __init__(self, layers: int, ran: Callable[[str], None], encoder: int = 0) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Model(nn.Module):
 
 
 def batch(*shape: tuple[int, int]) -> Any:
-    """A forward batch of these (new, history) tokens."""
+    """Return a forward batch of requests with these (new, history) tokens."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     tokens = sum(new for new, _ in shape)
@@ -116,7 +116,7 @@ def batch(*shape: tuple[int, int]) -> Any:
 
 
 class Runner(SimpleNamespace):
-    """A model runner with a model of so many layers, and encoder. ``ran`` lists operators and what a pass sets up."""
+    """Model runner with such a model. ``ran`` lists the operators and the metadata set-ups that ran."""
 
     def __init__(self, layers: int, device: str = "cpu", encoder: int = 0) -> None:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -139,7 +139,7 @@ class Runner(SimpleNamespace):
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """A forward pass of this runner, as attention sees it."""
+        """Set SGLang's forward context of this runner for the block."""
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
         with forward_context(ForwardContext(attn_backend=self.attn_backend)):

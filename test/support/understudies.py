@@ -1,7 +1,7 @@
-"""Children made before they are needed: what ``multiprocessing`` would spawn begins in a copy of this process instead.
+"""Understudies: processes forked in advance, which ``multiprocessing`` uses instead of spawning new ones.
 
-A process forked while nothing but imports has happened is what a new interpreter is after the same imports. Where no
-understudy is left, ``multiprocessing`` spawns as ever.
+A process forked after nothing but imports equals a new interpreter after the same imports. When no understudy is left,
+``multiprocessing`` spawns as usual.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from multiprocessing import resource_tracker as tracker
 from typing import Any
 
 MESSAGE = 1 << 17
-"""Bytes; more than any environment."""
+"""Most bytes of a message, more than any environment has."""
 FDS = 64
 DATA_PARALLEL = 2
-"""Understudies of SGLang's data parallel controller: the schedulers are its children."""
+"""Number of understudies that SGLang's data parallel controller gets for its children, the schedulers."""
 _waiting: list[tuple[int, socket.socket]] = []
 
 
 def prepare(count: int) -> None:
-    """Make ``count`` understudies, and have ``multiprocessing`` take them for its next processes."""
+    """Fork ``count`` understudies and make ``multiprocessing`` use these for its next processes."""
     for _ in range(count):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -44,7 +44,7 @@ def _start(process: Any) -> Any:
 
 
 def _play(stage: socket.socket) -> None:
-    """Wait for a part, play it and end. Without one, end with the process that made this one."""
+    """Wait for a pickled process, run it and exit. Exit without one when the parent ends."""
     message, fds, _, _ = socket.recv_fds(stage, MESSAGE, FDS)
     if not fds:
         os._exit(0)
@@ -58,7 +58,7 @@ def _play(stage: socket.socket) -> None:
 
 
 class _Popen(popen_fork.Popen):
-    """A process of ``multiprocessing`` that an understudy plays."""
+    """Process of ``multiprocessing`` that runs in an understudy."""
 
     method = "spawn"
     DupFd = popen_forkserver._DupFd  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ class _Popen(popen_fork.Popen):
         super().__init__(process)
 
     def duplicate_for_child(self, fd: int) -> int:
-        """The number by which the child finds what is ``fd`` here."""
+        """Pass ``fd`` to the child and return the index by which the child finds it."""
         self._fds.append(fd)
         return len(self._fds) - 1
 

@@ -1,4 +1,4 @@
-"""A copy of the installed SGLang that costs nothing: files that patches touch are copied, all else is linked."""
+"""Cheap copy of the installed SGLang: files that patches touch are copied, all other files are symbolic links."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SITE = Path(spec.origin).parent.parent
 
 
 def copy_package(root: Path, touched: Iterable[str]) -> Path:
-    """Make the import root ``root``; ``touched`` are paths below it. Returns ``root``."""
+    """Make a copy of SGLang in the import root ``root`` and return ``root``. ``touched``: files to copy, below it."""
     _link(root, SITE, "", set(touched) | {"sglang/version.py", "sglang/_version.py"})
     return root
 
 
 def _link(to: Path, origin: Path, below: str, touched: set[str]) -> None:
-    """One folder: a link, unless something in it is touched."""
+    """Make one folder: copy touched files, recurse into folders with touched files, link everything else."""
     to.mkdir(parents=True, exist_ok=True)
     names = ["sglang"] if not below else [entry.name for entry in os.scandir(origin)]
     for name in names:
@@ -38,7 +38,7 @@ def _link(to: Path, origin: Path, below: str, touched: set[str]) -> None:
 
 
 def _link_compiled(to: Path, origin: Path, below: str, touched: set[str]) -> None:
-    """Compiled modules, without those of files that are touched."""
+    """Link compiled modules, except those of touched files."""
     to.mkdir()
     for entry in os.scandir(origin):
         if f"{below}/{entry.name.split('.')[0]}.py" not in touched:

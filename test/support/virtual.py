@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps over all waiting: hours of timers in a moment, the same on any machine."""
+"""Event loop whose clock skips all waiting, so that hours of timers pass at once, equally on every machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """For timers only: nothing real may be waited for."""
+    """Event loop for timers only; a task that waits for real input never ends."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Seconds that would have passed."""
+        """Return the virtual time (seconds)."""
         return self._jumping.now
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run like asyncio.run, in no time."""
+    """Run like asyncio.run, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,8 +1,8 @@
-"""Processes whose imports are done: copies of one process that has imported SGLang and done nothing else.
+"""Processes that start with their imports done: forks of one process that has only imported SGLang.
 
-Nine tenths of a server's start are the imports of its three processes. All that follows them is SGLang's own, in
-processes of its own. ``LAPS_COLD_SERVERS=1`` has each process import for itself; with a word of a command line in the
-place of the 1, those processes that have it.
+The imports of a server's three processes take nine tenths of its start. After the imports a fork runs SGLang's own
+code. ``LAPS_COLD_SERVERS=1`` makes each process import for itself; another value does so for the commands with this
+value as an argument.
 
     PYTHONPATH=test/support python -m warm MODULE ARGUMENTS      # a benchmark whose servers and routers start so
 """
@@ -35,27 +35,27 @@ from benchmark.rig.servers import execute
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 COLD = "LAPS_COLD_SERVERS"
 ADDRESS = "LAPS_WARM_ADDRESS"
-"""Variable with the name of the socket on which the original serves: all processes of a test run share one."""
+"""Environment variable with the socket address of the original process, which all processes of a test run share."""
 TRIES = 5
 HERE = Path(__file__).parent
 EARLY = ("OMP_NUM_THREADS", "LD_", "PYTHONUNBUFFERED", "TORCHDYNAMO_", "SGLANG_DISABLED_")
-"""Variables that are read while Python starts or SGLang is imported begin so; PYTHONPATH is seen to."""
+"""Prefixes of variables that are read at Python's start or SGLang's import. Copies handle PYTHONPATH themselves."""
 ORIGINAL = HERE / "original.py"
 
 
 def early(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that imports read."""
+    """Return the variables of ``env`` that are read by imports."""
     return {name: value for name, value in env.items() if name.startswith(EARLY)}
 
 
 def benchmark(module: str) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that run a benchmark whose servers start as copies."""
+    """Return command and environment to run a benchmark whose servers start as copies."""
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     return [sys.executable, "-m", "warm", module], {**os.environ, "PYTHONPATH": path}
 
 
 class Warm:
-    """The process that has imported SGLang. It begins with the first copy, and ends with the last one that asks."""
+    """Client of the process that has imported SGLang. The process starts at first use and ends with its last client."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -64,7 +64,7 @@ class Warm:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None
     ) -> servers.Process:
-        """Start Python with ``-m``, ``-c`` or a script; a copy, unless imports would read another environment."""
+        """Start Python with ``-m``, ``-c`` or a script: as a copy, unless imports would see another environment."""
         cold = os.environ.get(COLD) in ("1", *command) or lean.GPU.exists()  # CUDA does not survive a fork
         if cold or command[0] != sys.executable or early(env) != early({**os.environ, **ENV}):
             return execute(command, env, log, errors)
@@ -74,7 +74,7 @@ class Warm:
     def run(
         self, *command: str, timeout: float = 500.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``subprocess.run`` of Python with these arguments. Raises TimeoutExpired after ``timeout`` s."""
+        """Run Python with these arguments, like ``subprocess.run``. Raises TimeoutExpired after ``timeout`` s."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             process = self.start((sys.executable, *command), {**os.environ, **ENV, **(env or {})}, out, err)
@@ -86,7 +86,7 @@ class Warm:
             return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
 
     def ask(self, what: Any) -> Any:
-        """One question and its answer. Raises RuntimeError where nobody answers."""
+        """Send a request to the original and return its answer. Raises RuntimeError if no original answers."""
         with self._lock, contextlib.suppress(ConnectionError):
             self._control = control = self._control or self._join()
             control.send(json.dumps(what).encode())
@@ -96,7 +96,7 @@ class Warm:
 
     def _join(self) -> socket.socket:
         address = "\0" + os.environ.setdefault(ADDRESS, f"laps-{uuid.uuid4()}")
-        for _ in range(TRIES):  # it may just be ending
+        for _ in range(TRIES):  # the previous original may be about to end
             self._begin(address)
             control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with contextlib.suppress(ConnectionError):
@@ -108,14 +108,14 @@ class Warm:
         raise RuntimeError(f"the process that imports SGLang does not start; {COLD}=1 does without it")
 
     def _begin(self, address: str) -> None:
-        """Start it, unless somebody has."""
+        """Start the original, unless another process has bound its address."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             try:
                 listener.bind(address)
             except OSError:
                 return
             listener.listen()
-            # Nobody waits for it: it ends when nobody is connected any more.
+            # Not waited for: the original ends when its last client disconnects.
             theirs = listener.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", ORIGINAL, str(theirs)],
@@ -124,11 +124,11 @@ class Warm:
 
 
 SGLANG = Warm()
-"""The original of this process."""
+"""Client that this process uses."""
 
 
 class Started:
-    """A process, as ``subprocess.Popen`` shows one."""
+    """Copy that was started, with the interface of ``subprocess.Popen``."""
 
     def __init__(self, warm: Warm, pid: int) -> None:
         self.pid = pid
@@ -136,7 +136,7 @@ class Started:
         self._warm = warm
 
     def poll(self) -> int | None:
-        """Return the exit code, once it has ended."""
+        """Return the exit code; None while the process runs."""
         if self.returncode is None:
             self.returncode = self._warm.ask({"poll": self.pid})
         return self.returncode
@@ -152,9 +152,9 @@ class Started:
 
 
 def main() -> None:
-    """Run a module; the servers and routers that it starts are copies.
+    """Run a module so that the servers and routers that it starts are copies.
 
-    This folder leaves their path: a plugin of SGLang lies here (``graph_tape``) that only some tests ask for.
+    Their PYTHONPATH lacks this folder, because the folder contains a plugin of SGLang (``graph_tape``) for some tests.
     """
     path = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and Path(x).resolve() != HERE.resolve()]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)

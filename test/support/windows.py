@@ -23,7 +23,7 @@ def predict(requests: Sequence[tuple[int, int]]) -> float:
 
 
 def about(x: float) -> Any:
-    """Equal to ``x`` but for rounding, wherever a number is compared."""
+    """Return a value that equals ``x`` except for rounding, also inside compared objects."""
     return pytest.approx(x)
 
 
@@ -36,17 +36,17 @@ def opened(config: LapsConfig | None = None) -> Window:
 
 
 def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int = 0) -> Plan:
-    """The window lets a batch go."""
+    """Return the plan of a window that releases a batch."""
     return Plan((SHORT,), picked, account=Account(reason, waited_s, late))
 
 
 def held(until_s: float) -> Plan:
-    """The window waits."""
+    """Return the plan of a window that holds its batch until ``until_s``."""
     return Plan((), held="window", account=Account(until_s=until_s))
 
 
 class Told:
-    """Predictions, from test to test."""
+    """Latency prediction that a test can replace."""
 
     now: Predict = staticmethod(predict)
 
@@ -69,39 +69,39 @@ def ask(
 
 
 def known_bursts() -> tuple[Window, float]:
-    """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
+    """Return a window that expects seven more requests within 3 ms of the first, and the first's arrival time (now)."""
     window, now = made(), 1.0
     for _ in range(3):
         for i in range(8):
-            window.arrived(now + 0.4 * MS * i)
-        window.dispatched(now + 2.8 * MS, 8, 0.0, "idle")
-        window.completed(now + 12 * MS, 8)
+            window.record_arrivals(now + 0.4 * MS * i)
+        window.record_dispatch(now + 2.8 * MS, 8, 0.0, "idle")
+        window.record_completion(now + 12 * MS, 8)
         now += 0.2
-    window.arrived(now)
+    window.record_arrivals(now)
     return window, now
 
 
 def closed_loop(users: int) -> tuple[Window, float]:
-    """A window that has served so many clients at once; their last batch is just done."""
+    """Return a window that has always served ``users`` clients together, and the time when their last batch ended."""
     window, now = made(), 1.0
     for _ in range(20):
-        window.arrived(now + 1 * MS, users)
-        window.dispatched(now + 1 * MS, users, 0.0, "idle")
+        window.record_arrivals(now + 1 * MS, users)
+        window.record_dispatch(now + 1 * MS, users, 0.0, "idle")
         now += 10 * MS
-        window.completed(now, users)
+        window.record_completion(now, users)
     return window, now
 
 
 TICK = 1 / 1024
-"""Sums of such times are exact."""
+"""Time unit (seconds) whose sums have no rounding errors."""
 
 
 def taking_turns() -> tuple[Window, float]:
-    """A window that has served two groups of two, each of which comes back at an unknown time while the other runs."""
+    """Return a window that has served two groups of two, which come back at unknown times while the other runs; now."""
     window, at = made(), 1.0
     for _ in range(30):
-        window.dispatched(at, 2, 0.0, "idle")
-        window.completed(at + 6 * TICK, 2)
-        window.arrived(at + 6.25 * TICK, 2, blind_since=at + 0.25 * TICK)
+        window.record_dispatch(at, 2, 0.0, "idle")
+        window.record_completion(at + 6 * TICK, 2)
+        window.record_arrivals(at + 6.25 * TICK, 2, blind_since=at + 0.25 * TICK)
         at += 6.25 * TICK
     return window, at

@@ -42,7 +42,7 @@ def test_turns_wait_for_answers_and_are_beginnings_of_one_prompt() -> None:
 
 def test_what_one_cache_would_have() -> None:
     def job(stream: int, new: int, cached: int) -> Job:
-        return Job(0.0, new, cached, stream, goes_on=True)
+        return Job(0.0, new, cached, stream, continues_stream=True)
 
     # Nothing; the system prompt; all of the turn before; of the same again all but the last token.
     jobs = [job(0, 100, S), job(SYSTEMS, 50, S), job(0, 10, S + 100), job(0, 10, S + 100)]

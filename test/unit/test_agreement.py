@@ -94,7 +94,7 @@ class Wire(Sessions):
         super().__init__()
         self._site = site
 
-    async def ask(
+    async def request(
         self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
     ) -> Answer:
         site = self._site

@@ -35,8 +35,8 @@ def test_a_fleet_without_fixed_pools_needs_one_server() -> None:
         (AllocConfig(preset="paper"), 1, "n_min: 1 for each pool needs 2 --prefill, not 1"),
         (AllocConfig(initial_short=2), 3, None),
         (AllocConfig(n_min=2, initial_short=2), 5, None),
-        (AllocConfig(initial_short=3), 3, "initial_short: 3 is not from 1 to 2, what 3 --prefill and n_min 1 allow"),
-        (AllocConfig(n_min=2, initial_short=1), 5, "initial_short: 1 is not from 2 to 3"),
+        (AllocConfig(initial_short=3), 3, "initial_short: 3 must be from 1 to 2 with 3 --prefill and n_min 1"),
+        (AllocConfig(n_min=2, initial_short=1), 5, "initial_short: 1 must be from 2 to 3"),
     ],
 )
 def test_two_pools_need_servers_enough(config: AllocConfig, prefill: int, says: str | None) -> None:

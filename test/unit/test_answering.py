@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from laps_core.receipts.receipt import META_KEY, RECEIPT_HEADER
 from sglang_laps import answering
-from sglang_laps.answering import Answered, Outside, ReceiptHeader
+from sglang_laps.answering import Outside, OutsideTimes, ReceiptHeader
 
 ASKS = (RECEIPT_HEADER.encode(), b"1")
 
@@ -28,10 +28,10 @@ async def answers(state: Any, events: int) -> list[dict[str, Any]]:
         for i in range(events):
             info = {META_KEY: [[(json.dumps(receipt()).encode(), True)]]} if i == 0 else {"other": [[i]]}
             meta: dict[str, Any] = {}
-            assert META_KEY not in answering._came(lambda *a: a[3], None, meta, state, info, 0, None)
+            assert META_KEY not in answering._keep_receipt(lambda *a: a[3], None, meta, state, info, 0, None)
             yield {"meta_info": meta}
 
-    return [out async for out in answering._answers(stock, None, None, state)]
+    return [out async for out in answering._deliver_receipt(stock, None, None, state)]
 
 
 def fresh(created_s: float | None = None) -> Any:
@@ -77,7 +77,7 @@ def test_a_header_where_it_is_asked_for(asks: bool) -> None:
 
 
 def test_what_is_kept_of_answers_is_bounded() -> None:
-    kept = Answered(2)
+    kept = OutsideTimes(2)
     for rid in ("a", "b", "c"):
         kept.add(rid, Outside(1000, 2000))
     assert kept.complete(receipt("a")) == receipt("a")

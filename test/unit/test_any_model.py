@@ -49,22 +49,22 @@ def test_every_decision_is_made(
     config = LapsConfig(**knobs)
     pacer = Pacer(config, chunk_tokens=CHUNK, layers=layers, even=even, model=LatencyModel(model))
     quoter, decode, now = Quoter(config, pacer, 0.0), Decode(None), 0.0
-    decode.sent()
-    decode.ran(-step_s, 0.0, streams=streams, within=False)
+    decode.record_launch()
+    decode.record_step(-step_s, 0.0, streams=streams, within=False)
     for seconds in rounds:
-        pacer.arrived(now, len(short))
-        decode.watch(now, streams, 1000 * streams)
+        pacer.record_arrivals(now, len(short))
+        decode.set_streams(now, streams, 1000 * streams)
         plan = pacer.plan(now, short, long, paused=paused)
-        plan = decode.turn(now, plan, short, long, paused, pacer.sizes)
+        plan = decode.adjust_plan(now, plan, short, long, paused, pacer.sizes)
         assert Plan.of(plan.numbers()) == plan._replace(account=Account())
         if plan.order:
             cls = plan.order[0]
             several = [short[i] for i in plan.picked] if cls != LONG else [long[i] for i in plan.long.picked]
             batch = Running(cls=cls, shape=[(w.tokens, w.history) for w in several], within=paused is not None)
-            pacer.launched(now, batch, plan)
+            pacer.record_launch(now, batch, plan)
             assert pacer.free_s(now, [batch]) >= now
             now += seconds
-            pacer.ended(batch, None, now)
+            pacer.record_result(batch, None, now)
         state = quoter.state(now, Device())
         assert state is not None
         for tokens in (1, 9000):

@@ -23,10 +23,10 @@ def pacer() -> Pacer:
 
 
 def test_one_batch_after_the_other(pacer: Pacer) -> None:
-    assert pacer.ended(batch(11.0, 11.5), None, 12.0) == 0.5
-    assert pacer.ended(batch(11.25, 12.25), None, 12.5) == 0.75, "it was sent while the first one ran"
-    assert pacer.ended(batch(13.0, None), None, 13.5) == 0.5, "done as its result is processed"
-    assert pacer.ended(batch(None, 14.0), None, 15.0) == 0.0, "nobody knows when it began"
+    assert pacer.record_result(batch(11.0, 11.5), None, 12.0) == 0.5
+    assert pacer.record_result(batch(11.25, 12.25), None, 12.5) == 0.75, "it was sent while the first one ran"
+    assert pacer.record_result(batch(13.0, None), None, 13.5) == 0.5, "done as its result is processed"
+    assert pacer.record_result(batch(None, 14.0), None, 15.0) == 0.0, "nobody knows when it began"
     busy = BusyMeter()
     for begin, end in ((11.0, 11.5), (11.5, 12.25), (13.0, 13.5)):
         busy.add(begin, end)
@@ -35,12 +35,12 @@ def test_one_batch_after_the_other(pacer: Pacer) -> None:
 
 def test_a_batch_within_another_costs_that_one_nothing(pacer: Pacer) -> None:
     below, between = batch(11.0, 13.0), batch(11.25, 12.25, within=True)
-    assert pacer.ended(batch(11.5, 11.75, within=True, short=True), between, 11.75) == 0.25
-    assert pacer.ended(between, below, 12.25) == 0.75
-    assert pacer.ended(batch(12.5, 12.625, within=True, short=True), below, 12.625) == 0.125
+    assert pacer.record_result(batch(11.5, 11.75, within=True, short=True), between, 11.75) == 0.25
+    assert pacer.record_result(between, below, 12.25) == 0.75
+    assert pacer.record_result(batch(12.5, 12.625, within=True, short=True), below, 12.625) == 0.125
     assert pacer.busy.share(13.0) == 0.0, "the device is busy with the lowest of them all the time"
-    assert pacer.ended(below, None, 13.0) == 2.0 - 1.0 - 0.125
-    assert pacer.ended(batch(13.5, 14.0, within=True, short=True), None, 14.0) == 0.5
+    assert pacer.record_result(below, None, 13.0) == 2.0 - 1.0 - 0.125
+    assert pacer.record_result(batch(13.5, 14.0, within=True, short=True), None, 14.0) == 0.5
     busy = BusyMeter()
     busy.add(11.0, 13.0)
     assert pacer.busy.share(13.0) == pytest.approx(busy.share(13.0))

@@ -98,7 +98,7 @@ class Toy:
         below = {id(j) for b in self.paused for j, _ in b.parts}
         longs = [j for j in self.longs[:LOOKAHEAD] if id(j) not in below]
         if not (self.shorts or self.longs):
-            self.pacer.nothing_waits()
+            self.pacer.record_empty_queue()
             self.now += 1e-3
             return
         paused = None
@@ -138,7 +138,7 @@ class Toy:
         within = bool(self.paused)
         short = range(len(parts) if cls == SHORT else count)
         running = Running(cls=cls, shape=shape, short=short, within=within, stock=False)
-        self.pacer.launched(self.now, running, plan)
+        self.pacer.record_launch(self.now, running, plan)
         slices = -(-self.layers // plan.long.layers) if cls is LONG and plan.long.layers else 1
         self.shorts = [j for j in self.shorts if j not in picked]
         self.paused.append(Batch(cls, parts, running, took / slices, slices, within, self.now))
@@ -155,7 +155,7 @@ class Toy:
             # One below that is paused for both, and is told of this time with its own.
             self.paused[-1].paused_s += batch.end - batch.begin
         batch.running.started = batch.begin
-        self.pacer.ended(batch.running, self.paused[-1].running if self.paused else None, self.now)
+        self.pacer.record_result(batch.running, self.paused[-1].running if self.paused else None, self.now)
         for job, part in batch.parts:
             job.done += part
             if job.done == job.tokens:

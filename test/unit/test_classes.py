@@ -25,7 +25,7 @@ def test_a_short_request_that_outgrew_its_class_waits_as_long_with_the_work_that
     assert me.outgrown(req, 900)
     # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
     assert (req.laps_tag.new_tokens, req.laps_tag.history, req.laps_tag.looked) == (900, 100, 7)
-    assert me.of(req) is LONG
+    assert me.class_of(req) is LONG
 
 
 def test_what_the_builder_cannot_place_waits_as_long_however_short_it_is() -> None:
@@ -60,7 +60,7 @@ def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
     params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
     req: Any = SimpleNamespace(time_stats=times, sampling_params=params, seqlen=40)
-    assert Classes(LapsConfig(), 256, lambda _: 0, lambda: 5.0).of(req) is SHORT
+    assert Classes(LapsConfig(), 256, lambda _: 0, lambda: 5.0).class_of(req) is SHORT
     assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
 
 
@@ -73,7 +73,7 @@ def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> Non
 
     classes = Classes(LapsConfig(ttft_slo_ms=(400.0, 4000.0)), 256, lambda _: cached, lambda: 5.0)
     short, long = request(40), request(9000)
-    assert [classes.of(r) for r in (short, long)] == [SHORT, LONG]
+    assert [classes.class_of(r) for r in (short, long)] == [SHORT, LONG]
     assert [r.laps_tag.deadline_s for r in (short, long)] == [4.4 - REPLY_S, 8.0 - REPLY_S]
     cached, classes.batches = 8990, 1
     assert classes.views([short, long]).short == [short, long], "found in the cache meanwhile"
@@ -94,5 +94,5 @@ def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
     assert [r.rid for r in views.short] == ["cached", "all of it"]
     assert [r.laps_tag.new_tokens for r in queue] == [10, 9000, 1]
     classes.views(queue)
-    counted = [(b.requests, b.new_tokens, b.cached_tokens) for b in classes.lengths.told(1.0).buckets]
+    counted = [(b.requests, b.new_tokens, b.cached_tokens) for b in classes.lengths.to_lengths(1.0).buckets]
     assert counted == [(1, 1, 8999), (1, 10, 8990), (1, 9000, 0)], "each once"

@@ -20,7 +20,7 @@ AWD = LapsConfig()
 
 def nothing(window: Window) -> Plan:
     """Nothing waits."""
-    window.nothing_waits()
+    window.record_empty_queue()
     return Plan((), held="window")
 
 
@@ -82,9 +82,9 @@ def closed_loop(
                 waiting.append(Waiting(tokens, 0, at))
                 whose.append(i)
                 if poll:
-                    window.arrived(now, 1, blind)
+                    window.record_arrivals(now, 1, blind)
                 else:
-                    window.arrived(at)
+                    window.record_arrivals(at)
             blind = None
             said = window.decide(now, waiting, token_budget=budget) if waiting else nothing(window)
             if said.held != "window":
@@ -93,12 +93,12 @@ def closed_loop(
         batch = [(waiting[i], whose[i]) for i in said.picked]
         left = [i for i in range(len(waiting)) if i not in set(said.picked)]
         waiting, whose = [waiting[i] for i in left], [whose[i] for i in left]
-        window.dispatched(now, len(batch), said.account.waited_s, said.account.reason)
+        window.record_dispatch(now, len(batch), said.account.waited_s, said.account.reason)
         run.waits.append(said.account.waited_s)
         run.depths.append(len(batch))
         blind = now
         now += predict([(s.tokens, s.history) for s, _ in batch]) * rng.lognormvariate(0.0, noise)
-        window.completed(now, len(batch))
+        window.record_completion(now, len(batch))
         for s, i in batch:
             run.ttfts.append(now - s.since_s)
             heapq.heappush(pending, (now + think(clients[i]), i))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmark.colocated import DEFAULT, LAPS, NAMES, VARIANTS, as_even, piece
+from benchmark.colocated import DEFAULT, LAPS, NAMES, VARIANTS, piece, stock_as_smooth
 from benchmark.results.comparison import Comparison
 
 SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None, "device": "here"}
@@ -23,7 +23,7 @@ def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
             c: rounds(tbt_p99=0.06, short_p90=0.1),
         }
     )
-    assert as_even(seen) == [a, b]
+    assert stock_as_smooth(seen) == [a, b]
     found = {f.name: f for f in piece(seen, {"target_ms": 50.0}, 1, SETTINGS).figures}
     best = found[f"short P90, laps / {b} (the best of stock)"]
     assert (best.value, best.met) == (0.5, True)
@@ -36,4 +36,4 @@ def test_where_all_wait_longer_it_is_the_one_that_waits_least() -> None:
     names = [name for name in VARIANTS if name != LAPS]
     stock = {name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}
     seen = Comparison({LAPS: rounds(tbt_p99=0.01), **stock})
-    assert as_even(seen) == names[:1]
+    assert stock_as_smooth(seen) == names[:1]

@@ -52,7 +52,7 @@ def test_limits_are_values_too() -> None:
         (["--laps-length-threshold", "-3"], "--laps-length-threshold: -3 is not"),
         (
             ["--laps-length-threshold", "many"],
-            "--laps-length-threshold: many is not a whole number of tokens >= 1, nor auto",
+            "--laps-length-threshold: many is not valid: must be a whole number of tokens >= 1, or auto",
         ),
         (["--laps-length-basis", "words"], "--laps-length-basis: words is not one of uncached, prompt"),
         (["--laps-config", "{"], "--laps-config: not JSON"),
@@ -77,13 +77,22 @@ def test_limits_are_values_too() -> None:
         (["--laps-config", '{"guard": NaN}'], "--laps-config: guard: NaN is not"),
         (
             ["--laps-ttft-slo-ms", "5e-324"],
-            "--laps-ttft-slo-ms: 5e-324 is not a number of milliseconds from 0.1",
+            "--laps-ttft-slo-ms: 5e-324 is not valid: must be a number of milliseconds from 0.1",
         ),
-        (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 1e10 is not a number"),
-        (["--laps-ttft-slo-ms", "400,4000,9"], "--laps-ttft-slo-ms: 400 4000 9 is not a number of milliseconds"),
+        (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 1e10 is not valid: must be a number"),
+        (
+            ["--laps-ttft-slo-ms", "400,4000,9"],
+            "--laps-ttft-slo-ms: 400 4000 9 is not valid: must be a number of milliseconds",
+        ),
         (["--laps-ttft-slo-ms", "400,"], "--laps-ttft-slo-ms: 400"),
-        (["--laps-ttft-slo-ms", "400,1e10"], "--laps-ttft-slo-ms: 400 1e10 is not a number of milliseconds"),
-        (["--laps-config", '{"ttft_slo_ms": [400]}'], "--laps-ttft-slo-ms: [400] is not a number of milliseconds"),
+        (
+            ["--laps-ttft-slo-ms", "400,1e10"],
+            "--laps-ttft-slo-ms: 400 1e10 is not valid: must be a number of milliseconds",
+        ),
+        (
+            ["--laps-config", '{"ttft_slo_ms": [400]}'],
+            "--laps-ttft-slo-ms: [400] is not valid: must be a number of milliseconds",
+        ),
         (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
         (["--laps-config", '{"slice_ms": 1%s}' % (400 * "0")], "--laps-config: slice_ms: 1000"),
         (
@@ -109,13 +118,19 @@ def test_limits_are_values_too() -> None:
         (["--laps-length-basis", "a\nb"], "--laps-length-basis: a\\nb is not one of"),
         (["--laps-length-basis", ""], '--laps-length-basis: "" is not one of'),
         (["--laps-config", '{"profile": "a\\u0000b"}'], "--laps-config: profile: "),
-        (["--laps-config", '{"profile": ""}'], '--laps-config: profile: "" is not true or false, nor a path'),
-        (["--laps-config", '{"profile": 1}'], "--laps-config: profile: 1 is not true or false, nor a path"),
+        (
+            ["--laps-config", '{"profile": ""}'],
+            '--laps-config: profile: "" is not valid: must be true or false, or a path',
+        ),
+        (
+            ["--laps-config", '{"profile": 1}'],
+            "--laps-config: profile: 1 is not valid: must be true or false, or a path",
+        ),
         (["--laps-config", '{"token_max": 9}'], "--laps-config: unknown key 'token_max'; known: "),
         (["--laps-config", '{"guard": 0.5, "guard": 0.1}'], "--laps-config: guard is given twice"),
         (
             ["--laps-length-threshold", "9", "--laps-config", '{"length_threshold": 8}'],
-            "--laps-config: length_threshold is given by --laps-length-threshold too",
+            "--laps-config: length_threshold is also set by --laps-length-threshold",
         ),
     ],
 )

@@ -32,8 +32,8 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     shorts = [Request("s", 50, priority=p) for p in short]
     longs = [Request("L", 900, priority=p) for p in long]
     # A batch that preempted has just ended: without a priority long work has its turn.
-    me.pacer.gap.sent(0.99)
-    me.pacer.gap.ran(0.99, 1.0)
+    me.pacer.gap.record_launch(0.99)
+    me.pacer.gap.record_end(0.99, 1.0)
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
 
@@ -55,7 +55,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
 def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)
     spend(me.pacer.gap, 0.99)
-    me.pacer.gap.sent(0.99)
+    me.pacer.gap.record_launch(0.99)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is LONG
@@ -132,7 +132,7 @@ def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
     me.holding = False
     assert nothing_built() == ["a"], "all were tried"
     part = Part(LONG, [b], None, 512, whole=False)
-    me.built(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
+    me.record_build(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
     queue = [a, c]
     assert nothing_built() == ["a"], "tried first again after each batch"
     queue = [a]
@@ -214,7 +214,7 @@ def test_the_prompt_in_progress_gets_what_those_before_it_leave(
 
 def test_what_the_builder_took_and_added_is_kept() -> None:
     s1, long, s2, new = requests("s1", "L", "s2", "new")
-    assert core().shown(Part(SHORT, [s1, s2]), [s1, long, s2], [s2, new]) == [long, s2, new]
+    assert core().remove_batched(Part(SHORT, [s1, s2]), [s1, long, s2], [s2, new]) == [long, s2, new]
 
 
 # -- batches
@@ -227,7 +227,7 @@ def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
     for cut in (every[slot], new, None):
         me = core([parked])
         part = Part(LONG, [new], every[slot], 300, whole=False)
-        me.built(part, batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
+        me.record_build(part, batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
         assert me.chunked.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
         assert me.chunked.unsent == (cut is not None)
 
@@ -235,7 +235,7 @@ def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
 def test_a_batch_of_whole_requests_parks_nobody() -> None:
     held, parked, one = Request("P", 900, done=100), Request("Q", 700, done=600), Request("s", 50)
     me = core([parked])
-    me.built(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
+    me.record_build(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
     built = me.take_next()
     assert (me.chunked.parked, me.chunked.unsent) == ([parked], False)
     assert built is not None
@@ -247,7 +247,7 @@ def test_a_batch_of_whole_requests_parks_nobody() -> None:
 def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
     me, new = core(), Request("L", 900)
     me.under_way.append(flight(me))
-    me.built(
+    me.record_build(
         Part(LONG, [new], None, 300), batch(new), Plan((LONG,), long=LongBatch(layers=3)), None, [], 1.0, sliced=sliced
     )
     built = me.take_next()
@@ -260,13 +260,13 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     short, long, cut = Request("s", 50), Request("L", 400), Request("C", 900)
     short.laps_tag.slo_s = 0.5
     plan = Plan((LONG,), picked=(0,), long=LongBatch((0,)), mixed=True)
-    me.built(
+    me.record_build(
         Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, [], 1.0, sliced=False
     )
     built = me.take_next()
     assert built is not None
     built.started, built.done = 1.0, 1.25
-    done = me.ended(built, 1.3)
+    done = me.record_result(built, 1.3)
     assert (done[SHORT].batches, done[SHORT].requests, done[SHORT].tokens, done[SHORT].busy_s) == (0, 1, 50, 0.0)
     assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 2, 1300, 0.25)
     assert me.totals[LONG].requests == 2
@@ -283,13 +283,13 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     )
     parts = list(me.parts(plan, Lines([short], [], []), beside=True))
     assert [(p.cls, p.carries) for p in parts] == [(SHORT, True), (LONG, False)]
-    me.built(parts[0], mixed, plan, None, [], 1.0, sliced=True)
+    me.record_build(parts[0], mixed, plan, None, [], 1.0, sliced=True)
     built = me.take_next()
     assert built is not None
     assert (built.reqs, built.rows, built.shape, list(built.short)) == ([short], 1, [(50, 0), (1, 299)], [0])
-    me.sent(mixed, built)
+    me.record_launch(mixed, built)
     built.started, built.done = 1.0, 1.25
-    assert me.ended(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
+    assert me.record_result(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
     assert me.decode is not None
     counted = me.decode.statistics
     assert (counted.steps, counted.carried, counted.busy_s) == (1, 1, 0.0)
@@ -300,7 +300,7 @@ def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -
     me = core()
     one = flight(me, started=1.0, done=1.25)
     one.reqs[0].laps_tag = None
-    assert me.ended(one, 1.3)[LONG].busy_s == 0.25
+    assert me.record_result(one, 1.3)[LONG].busy_s == 0.25
     assert LONG not in me.pacer.slo.status(1.3)
 
 
@@ -308,7 +308,7 @@ def test_a_batch_that_nobody_waited_for_counts_its_time_and_no_requests() -> Non
     me = core()
     gone = flight(me, started=1.0, done=1.25, abandoned=True, stock=False)
     gone.reqs[0].laps_tag.slo_s = 0.1
-    done = me.ended(gone, 1.3)
+    done = me.record_result(gone, 1.3)
     assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 0, 0, 0.25)
     assert me.abandoned == 1
     assert LONG not in me.pacer.slo.status(1.3)
@@ -318,8 +318,8 @@ def test_a_result_finds_its_batch_once() -> None:
     """By the batch's number: a pipeline makes the result anew, and the overlap loop copies the batch."""
     me, batch, copy, other = core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))
     one, two = flight(me), flight(me)
-    me.sent(batch, one)
-    me.sent(other, two)
+    me.record_launch(batch, one)
+    me.record_launch(other, two)
     assert me.flight_of(copy) is one
     assert me.flight_of(batch) is None
     assert me.flight_of(other) is two

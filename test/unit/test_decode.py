@@ -44,9 +44,9 @@ def paused(slice_s: float = 0.004) -> Paused:
 def decode(target_ms: float | None = 100.0, *, ended_s: float = 0.0) -> Decode:
     """With streams whose last step, of STEP_S, ended then."""
     made = Decode(target_ms)
-    made.watch(ended_s - STEP_S, 4)
-    made.sent()
-    made.ran(ended_s - STEP_S, ended_s, streams=4, within=False)
+    made.set_streams(ended_s - STEP_S, 4)
+    made.record_launch()
+    made.record_step(ended_s - STEP_S, ended_s, streams=4, within=False)
     return made
 
 
@@ -54,7 +54,7 @@ def test_the_target_is_derived_from_what_a_step_takes() -> None:
     assert Decode(None).target_s == LEAST_TARGET_S
     assert decode(None).target_s == LEAST_TARGET_S
     slow = Decode(None)
-    slow.ran(0.0, 0.2, streams=1, within=False)
+    slow.record_step(0.0, 0.2, streams=1, within=False)
     assert slow.target_s == pytest.approx(TIMES * 0.2)
     assert Decode(70.0).target_s == pytest.approx(0.07)
     assert math.isinf(Decode(0.0).target_s)
@@ -63,40 +63,40 @@ def test_the_target_is_derived_from_what_a_step_takes() -> None:
 def test_what_a_step_takes_follows_the_streams() -> None:
     made = Decode(None)
     for i in range(200):
-        made.ran(i, i + (0.01 if i < 100 else 0.03), streams=1, within=False)
+        made.record_step(i, i + (0.01 if i < 100 else 0.03), streams=1, within=False)
     assert made.step_s == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(("now", "goes"), [(0.080, False), (0.0849, False), (0.0871, True), (0.5, True)])
 def test_in_a_pause_a_step_runs_as_late_as_it_may(now: float, goes: bool) -> None:
     """0.1 s after the last one, less a step and the next slice."""
-    plan = decode().turn(now, Plan(()), [], [], paused(), sizes())
+    plan = decode().adjust_plan(now, Plan(()), [], [], paused(), sizes())
     assert (plan.decode == "first", plan.order) == (goes, ())
 
 
 @pytest.mark.parametrize("streams", [0, 4])
 def test_without_streams_or_a_target_nothing_is_due(streams: int) -> None:
     made = decode(0.0 if streams else 100.0)
-    made.watch(5.0, streams)
-    assert made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
+    made.set_streams(5.0, streams)
+    assert made.adjust_plan(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
 def test_streams_that_have_just_begun_have_their_time() -> None:
     made = decode()
-    made.watch(1.0, 0)
-    made.watch(7.0, 2)
-    assert made.turn(7.05, Plan(()), [], [], paused(), sizes()).decode != "first"
-    assert made.turn(7.09, Plan(()), [], [], paused(), sizes()).decode == "first"
+    made.set_streams(1.0, 0)
+    made.set_streams(7.0, 2)
+    assert made.adjust_plan(7.05, Plan(()), [], [], paused(), sizes()).decode != "first"
+    assert made.adjust_plan(7.09, Plan(()), [], [], paused(), sizes()).decode == "first"
 
 
 def test_no_step_goes_while_one_is_on_the_device() -> None:
     made = decode()
-    made.sent()
-    assert made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
+    made.record_launch()
+    assert made.adjust_plan(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
 def test_without_prompts_sglang_decodes_anyhow() -> None:
-    assert decode().turn(9.0, Plan(()), [], [], None, sizes()).decode != "first"
+    assert decode().adjust_plan(9.0, Plan(()), [], [], None, sizes()).decode != "first"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_without_prompts_sglang_decodes_anyhow() -> None:
 )
 def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, layers: int, goes: bool) -> None:
     plan = Plan((LONG,), long=LongBatch((0,), tokens, layers))
-    made = decode().turn(0.045, plan, [], waiting(tokens), None, sizes())
+    made = decode().adjust_plan(0.045, plan, [], waiting(tokens), None, sizes())
     assert (made.decode == "first") == goes
     assert made.order == (() if goes else (LONG,))
 
@@ -112,15 +112,15 @@ def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, l
 def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
     shorts = waiting(100, 100, 100, 100)
     plan = Plan((SHORT,), picked=(2, 0, 1, 3), account=Account(contended=True))
-    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()) == plan
-    split = decode().turn(0.0555, plan, shorts, [], paused(), sizes())
+    assert decode().adjust_plan(0.03, plan, shorts, [], paused(), sizes()) == plan
+    split = decode().adjust_plan(0.0555, plan, shorts, [], paused(), sizes())
     assert (split.picked, split.split, split.order) == ((2, 0, 1), True, (SHORT,))
 
 
 def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_runs() -> None:
     shorts, plan = waiting(2000, 100), Plan((SHORT,), picked=(0, 1))
-    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()).decode == "first"
-    after = decode().turn(0.001, plan, shorts, [], paused(), sizes())
+    assert decode().adjust_plan(0.03, plan, shorts, [], paused(), sizes()).decode == "first"
+    after = decode().adjust_plan(0.001, plan, shorts, [], paused(), sizes())
     assert (after.decode == "first", after.picked) == (False, (0,)), (
         "prompts have not had their share since the last step"
     )
@@ -135,8 +135,8 @@ def carrying(
 ) -> Plan:
     """The plan of a server with streams whose last step ended at 0, their target being 0.1 s."""
     made, shorts, longs = decode(), more.get("shorts", ()), more.get("longs", ())
-    made.watch(now, streams, context)
-    return made.turn(now, plan, waiting(*shorts), waiting(*longs), more.get("beside"), sizes(chunk=chunk))
+    made.set_streams(now, streams, context)
+    return made.adjust_plan(now, plan, waiting(*shorts), waiting(*longs), more.get("beside"), sizes(chunk=chunk))
 
 
 def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -> None:
@@ -154,7 +154,7 @@ def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -
 def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> None:
     """That is for contexts, which a step reads for each stream, and a prompt once for many tokens."""
     made = decode()
-    made.watch(0.0, 4, 400_000)
+    made.set_streams(0.0, 4, 400_000)
     assert made.rows_s(sizes()) == pytest.approx(4 * ROW_S)
     assert made.rows_s(sizes(reads=Coefficients)) == pytest.approx(STEP_S)
 
@@ -203,20 +203,20 @@ def test_the_longer_step_runs_early_enough_for_its_tokens() -> None:
 
 def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
     made = decode()
-    made.watch(0.05, 4, 400)
-    made.sent()
-    made.ran(0.05, 0.09, streams=4, within=True, rows_s=0.0004)
+    made.set_streams(0.05, 4, 400)
+    made.record_launch()
+    made.record_step(0.05, 0.09, streams=4, within=True, rows_s=0.0004)
     counted = made.statistics
     assert (counted.steps, counted.within, counted.carried) == (2, 1, 1)
     assert (made.step_s, counted.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
-    assert made.may(0.09)
-    assert made.room_s(0.09) == pytest.approx(0.1 - STEP_S)
+    assert made.may_step(0.09)
+    assert made.time_to_next_step_s(0.09) == pytest.approx(0.1 - STEP_S)
     assert made.status()["steps_carried"] == 1
 
 
 def test_an_unknown_time_splits_nothing() -> None:
     plan = Plan((SHORT,), picked=(0, 1))
-    assert decode().turn(0.03, plan, waiting(200, 200), [], paused(0.0), sizes(fitted=False)) == plan
+    assert decode().adjust_plan(0.03, plan, waiting(200, 200), [], paused(0.0), sizes(fitted=False)) == plan
 
 
 @settings(max_examples=200)
@@ -230,14 +230,14 @@ def test_prompts_keep_their_share_whatever_streams_ask_for(
     seed: int, target_ms: float | None, step_s: float, slice_s: float
 ) -> None:
     rng, made, now = random.Random(seed), Decode(target_ms), 0.0
-    made.watch(now, 64)
+    made.set_streams(now, 64)
     log: list[tuple[bool, float]] = []
     for _ in range(150):
-        steps = made.turn(now, Plan(()), [], [], paused(slice_s), sizes()).decode == "first"
+        steps = made.adjust_plan(now, Plan(()), [], [], paused(slice_s), sizes()).decode == "first"
         took = (step_s if steps else slice_s) * rng.uniform(0.5, 2.0)
         if steps:
-            made.sent()
-            made.ran(now, now + took, streams=64, within=True)
+            made.record_launch()
+            made.record_step(now, now + took, streams=64, within=True)
         log.append((steps, took))
         now += took
     longest = max((took for steps, took in log if steps), default=0.0)
@@ -255,15 +255,15 @@ def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_m
     rows_s, step_s = streams * ROW_S, 0.004 + streams * ROW_S
     log: list[tuple[float, float]] = []
     for _ in range(150):
-        made.watch(now, streams, 100 * streams)
+        made.set_streams(now, streams, 100 * streams)
         shorts = waiting(*(rng.randint(1, 80) for _ in range(rng.randint(0, 3))))
         plan = Plan((SHORT,) if shorts else (), picked=tuple(range(len(shorts))))
-        plan = made.turn(now, plan, shorts, [], paused(), sizes())
+        plan = made.adjust_plan(now, plan, shorts, [], paused(), sizes())
         prompts_s = sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else 0.0
         if plan.decode:
             took, rows = (prompts_s + rows_s, rows_s) if plan.decode == "carried" else (step_s, None)
-            made.sent()
-            made.ran(now, now + took, streams=streams, within=True, rows_s=rows)
+            made.record_launch()
+            made.record_step(now, now + took, streams=streams, within=True, rows_s=rows)
             log.append((took - prompts_s, prompts_s))
         else:
             log.append((0.0, prompts_s if plan.order else 0.004))
@@ -278,14 +278,14 @@ def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_m
 def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: float) -> None:
     """Slices of one length, short batches of any: each step ends by the target, where that leaves prompts a share."""
     rng, made, now, slice_s, step_s = random.Random(seed), Decode(target_ms), 0.0, 0.004, 0.005
-    made.watch(now, 8)
+    made.set_streams(now, 8)
     for _ in range(200):
         shorts = waiting(*(rng.randint(1, 40) for _ in range(rng.randint(0, 30))))
         plan = Plan((SHORT,) if shorts else (), picked=tuple(range(len(shorts))))
-        plan = made.turn(now, plan, shorts, [], paused(slice_s), sizes())
+        plan = made.adjust_plan(now, plan, shorts, [], paused(slice_s), sizes())
         if plan.decode:
-            made.sent()
-            made.ran(now, now + step_s, streams=8, within=True)
+            made.record_launch()
+            made.record_step(now, now + step_s, streams=8, within=True)
             now += step_s
         else:
             now += sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else slice_s
@@ -295,9 +295,9 @@ def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: floa
 
 def test_times_between_tokens_count_once_for_each_stream() -> None:
     made = Decode(None)
-    made.watch(0.0, 1)
-    made.ran(0.9, 1.0, streams=97, within=False)
-    made.ran(2.9, 3.0, streams=3, within=True)
+    made.set_streams(0.0, 1)
+    made.record_step(0.9, 1.0, streams=97, within=False)
+    made.record_step(2.9, 3.0, streams=3, within=True)
     assert (made.statistics.gap_s(0.5), made.statistics.gap_s(0.99), made.statistics.gap_s(1.0)) == (1.0, 2.0, 2.0)
     said = made.status()
     assert (said["steps"], said["steps_in_pauses"], said["tbt_ms"]["p99"]) == (2, 1, 2000.0)
@@ -306,11 +306,11 @@ def test_times_between_tokens_count_once_for_each_stream() -> None:
 
 def test_decode_steps_are_a_delay_of_the_oldest_prompt() -> None:
     guard = Guard(0.25)
-    guard.ran(1.0, oldest=True)
-    guard.delayed(4.0)
-    guard.ran(1.0, oldest=False)
+    guard.record_batch(1.0, oldest=True)
+    guard.record_delay(4.0)
+    guard.record_batch(1.0, oldest=False)
     assert guard.due(), "alone, a batch of one second would not have earned it"
-    guard.delayed(4.0)
-    guard.none_waits()
-    guard.ran(1.0, oldest=False)
+    guard.record_delay(4.0)
+    guard.reset()
+    guard.record_batch(1.0, oldest=False)
     assert guard.credit_s == pytest.approx(0.25)

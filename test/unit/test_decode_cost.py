@@ -18,7 +18,7 @@ KEPT = pytest.mark.parametrize(("system", "model", "tp"), command.KEPT)
 
 
 def kept(system: str, model: str, tp: int) -> tuple[Profile, DecodeCost]:
-    made = Profile.load(command.named(system, model, tp))
+    made = Profile.load(command.profile_name(system, model, tp))
     assert made.decode is not None
     return made, made.decode
 

@@ -232,7 +232,7 @@ from sglang_laps.core import Totals
 from sglang_laps.status import Series
 series = Series({"model_name": "m", "dp_rank": "0"})
 zeros = {"fairness": {"credit_s": 0}, "in_progress": 0, "threshold": {"tokens": 1}, "load": {"busy_share": 0}}
-series.tell(0.0, lambda: {"queues": {}, **zeros}, {"short": Totals()})
+series.update(0.0, lambda: {"queues": {}, **zeros}, {"short": Totals()})
 print(generate_latest().decode())
 """
 

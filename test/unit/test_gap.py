@@ -22,19 +22,19 @@ def made(overhead: float, fixed_s: float | None = F) -> Gap:
 
 
 def ran(gap: Gap, begin: float, end: float) -> None:
-    gap.sent(begin)
-    gap.ran(begin, end)
+    gap.record_launch(begin)
+    gap.record_end(begin, end)
 
 
 def test_the_first_preempts_at_once() -> None:
-    assert made(0.15).opens_s() == -math.inf
+    assert made(0.15).opens_at() == -math.inf
 
 
 def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
     gap = made(0.15)
     spend(gap, 1.0)
     ran(gap, 1.0, 1.01)
-    assert gap.opens_s() == pytest.approx(1.01 + F / 0.15)
+    assert gap.opens_at() == pytest.approx(1.01 + F / 0.15)
     assert made(0.5).seconds == pytest.approx(2 * F)
 
 
@@ -42,20 +42,20 @@ def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
 def test_the_more_long_prompts_wait_the_longer_it_is_to_a_bound(longs: int, times: int) -> None:
     gap, least_s = made(0.15), F / 0.15
     spend(gap, 1.0)
-    gap.watch(longs)
-    assert gap.opens_s() == pytest.approx(1.0 + times * least_s)
+    gap.set_paying_longs(longs)
+    assert gap.opens_at() == pytest.approx(1.0 + times * least_s)
     assert gap.least_s == pytest.approx(least_s)
-    assert gap.presses_s() == pytest.approx(1.0 + F), "to a deadline it is all one"
+    assert gap.opens_for_deadline_at() == pytest.approx(1.0 + F), "to a deadline it is all one"
 
 
 def test_what_it_grows_by_counts_from_the_begin_of_the_last_batch() -> None:
     least_s = F / 0.15
     for took_s, times in ((0.5 * least_s, 1.5), (1.5 * least_s, 1.0)):
         gap = made(0.15)
-        gap.watch(2 * MANY)
+        gap.set_paying_longs(2 * MANY)
         spend(gap, 1.0)
         ran(gap, 1.0, 1.0 + took_s)
-        assert gap.opens_s() == pytest.approx(1.0 + took_s + times * least_s)
+        assert gap.opens_at() == pytest.approx(1.0 + took_s + times * least_s)
 
 
 def test_those_not_needed_are_saved_up_one_a_gap() -> None:
@@ -63,36 +63,36 @@ def test_those_not_needed_are_saved_up_one_a_gap() -> None:
     g = gap.seconds
     for saved in (SAVED, 2, SAVED):
         for _ in range(saved):
-            assert gap.opens_s() <= at
-            gap.sent(at)
-            gap.ran(at, at)
-        assert gap.opens_s() == pytest.approx(at + g)
+            assert gap.opens_at() <= at
+            gap.record_launch(at)
+            gap.record_end(at, at)
+        assert gap.opens_at() == pytest.approx(at + g)
         at += 2 * g if saved == SAVED else 100 * g
 
 
 def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
     gap = made(0.15)
     spend(gap, 0.0)
-    gap.sent(0.0)
-    assert gap.opens_s() == math.inf
-    gap.sent(0.0)  # a second was under way before the first had ended
-    gap.ran(0.0, 0.1)
-    assert gap.opens_s() == math.inf
-    gap.ran(0.1, 0.2)
-    assert gap.opens_s() == pytest.approx(0.2 + F / 0.15)
+    gap.record_launch(0.0)
+    assert gap.opens_at() == math.inf
+    gap.record_launch(0.0)  # a second was under way before the first had ended
+    gap.record_end(0.0, 0.1)
+    assert gap.opens_at() == math.inf
+    gap.record_end(0.1, 0.2)
+    assert gap.opens_at() == pytest.approx(0.2 + F / 0.15)
 
 
 def test_what_is_on_the_device_is_taken_to_end_now_by_whoever_cannot_wait_to_know() -> None:
     gap = made(0.15)
     g = gap.seconds
-    assert gap.opens_s(1.0) == gap.opens_s(), "nothing is there"
-    gap.sent(1.0)
-    assert gap.opens_s(1.5) == 1.5, "others are saved up"
-    gap.ran(1.0, 2.0)
+    assert gap.opens_at(1.0) == gap.opens_at(), "nothing is there"
+    gap.record_launch(1.0)
+    assert gap.opens_at(1.5) == 1.5, "others are saved up"
+    gap.record_end(1.0, 2.0)
     spend(gap, 2.0)
-    assert gap.opens_s(2.0) == gap.opens_s() == pytest.approx(2.0 + g)
-    gap.sent(2.0 + g)
-    assert gap.opens_s(2.5) == pytest.approx(2.5 + g)
+    assert gap.opens_at(2.0) == gap.opens_at() == pytest.approx(2.0 + g)
+    gap.record_launch(2.0 + g)
+    assert gap.opens_at(2.5) == pytest.approx(2.5 + g)
 
 
 def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> None:
@@ -100,23 +100,23 @@ def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> No
     g, took, at = gap.seconds, 0.9 * gap.seconds, 1.0
     spend(gap, at)
     for _ in range(4):
-        assert gap.presses_s() == pytest.approx(at + F)
-        assert gap.opens_s() == pytest.approx(at + g)
-        gap.sent(at + F)
-        gap.ran(at + F, at + F + took)
+        assert gap.opens_for_deadline_at() == pytest.approx(at + F)
+        assert gap.opens_at() == pytest.approx(at + g)
+        gap.record_launch(at + F)
+        gap.record_end(at + F, at + F + took)
         at += F + took
-    assert gap.presses_s() == math.inf, "long work has its gap"
-    gap.sent(at + g)
-    assert gap.presses_s() == math.inf, "it is on the device"
-    gap.ran(at + g, at + g + took)
-    assert gap.presses_s() == pytest.approx(at + g + took + F), "another run"
+    assert gap.opens_for_deadline_at() == math.inf, "long work has its gap"
+    gap.record_launch(at + g)
+    assert gap.opens_for_deadline_at() == math.inf, "it is on the device"
+    gap.record_end(at + g, at + g + took)
+    assert gap.opens_for_deadline_at() == pytest.approx(at + g + took + F), "another run"
 
 
 def test_while_the_fixed_time_is_not_known_there_is_no_gap() -> None:
     gap = made(0.15, None)
     for _ in range(SAVED + 1):
         ran(gap, 0.0, 0.2)
-    assert (gap.seconds, gap.opens_s()) == (0.0, 0.2)
+    assert (gap.seconds, gap.opens_at()) == (0.0, 0.2)
 
 
 @settings(deadline=None, max_examples=100)
@@ -127,11 +127,11 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
     rng, gap, now, log = random.Random(seed), made(overhead), 0.0, []
     for _ in range(200):
         presses = rng.random() < share
-        gap.watch(rng.choice([1, 1, 7, 100]))
-        if now >= gap.opens_s() or (presses and now >= gap.presses_s()):
+        gap.set_paying_longs(rng.choice([1, 1, 7, 100]))
+        if now >= gap.opens_at() or (presses and now >= gap.opens_for_deadline_at()):
             took = rng.uniform(0.001, 0.05)
-            gap.sent(now)
-            gap.ran(now, now + took)
+            gap.record_launch(now)
+            gap.record_end(now, now + took)
             log.append(("short", now, now + took))
         else:
             took = rng.uniform(0.001, 0.008)  # a slice
@@ -153,6 +153,6 @@ def test_a_run_is_over_once_it_has_lasted_for_its_gaps() -> None:
     for short_of, runs in ((0.001, True), (0.0, False)):
         gap = made(0.5, 0.125)
         spend(gap, 1.0)
-        gap.sent(1.25)
-        gap.ran(1.25, 1.25 + 0.25 * SAVED - short_of)
-        assert (gap.presses_s() < math.inf) == runs
+        gap.record_launch(1.25)
+        gap.record_end(1.25, 1.25 + 0.25 * SAVED - short_of)
+        assert (gap.opens_for_deadline_at() < math.inf) == runs

@@ -45,7 +45,7 @@ def test_what_fits_fits_and_little_more_would_not(left: float, history: int, abs
     def takes(new: int) -> float:
         return cost.token * new + cost.attention_s(new, history)
 
-    fits = cost.fits(left, history)
+    fits = cost.most_tokens(left, history)
     assert fits % 64 == 0
     assert fits == 0 or takes(fits) <= left * (1 + 1e-9)
     assert takes(fits + 128) > left

@@ -27,14 +27,14 @@ class Ranks(Group):
         self.gaps_s: list[float] = []
         self._last_s = [0.0] * COST.ranks
         for decode, n in zip(self.decodes, streams, strict=True):
-            decode.watch(self.now, n)
+            decode.set_streams(self.now, n)
         self.decode()
 
     def menu(self, rank: int) -> Menu:
         decode = self.decodes[rank]
-        decode.watch(self.now, self.streams[rank])
-        room_s, owed_s = decode.room_s(self.now), decode.owed_s(self.now)
-        return self.planners[rank].menu(self.now, self.waiting[rank], room_s=room_s, owed_s=owed_s)
+        decode.set_streams(self.now, self.streams[rank])
+        time_left_s, owed_s = decode.time_to_next_step_s(self.now), decode.owed_s(self.now)
+        return self.planners[rank].menu(self.now, self.waiting[rank], until_decode_s=time_left_s, owed_s=owed_s)
 
     def decode(self) -> None:
         """A step of all ranks that decode."""
@@ -52,8 +52,8 @@ class Ranks(Group):
     def _tokens(self, ranks: Iterable[int], begin: float, rows_s: float | None) -> None:
         for rank in ranks:
             if self.streams[rank]:
-                self.decodes[rank].sent()
-                self.decodes[rank].ran(begin, self.now, streams=self.streams[rank], within=False, rows_s=rows_s)
+                self.decodes[rank].record_launch()
+                self.decodes[rank].record_step(begin, self.now, streams=self.streams[rank], within=False, rows_s=rows_s)
                 self.gaps_s.append(self.now - self._last_s[rank])
                 self._last_s[rank] = self.now
 

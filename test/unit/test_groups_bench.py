@@ -59,11 +59,11 @@ def test_a_rank_keeps_the_histories_of_a_round() -> None:
 def test_a_turn_shares_with_the_turns_before_it_what_is_cached_and_no_more() -> None:
     prompts = SessionPrompts((3, 2000), 1, 1 << 17, reuse=True, prefill_only=True)
     jobs = [
-        Job(0.0, 300, 1000, 1, goes_on=True),
-        Job(0.0, 40, 1000, 2, goes_on=True),
-        Job(1.0, 50, 1290, 1, goes_on=True, after=0),
-        Job(2.0, 60, 400, 1, goes_on=True, after=2),
-        Job(3.0, 70, 1340, 1, goes_on=True, after=3),
+        Job(0.0, 300, 1000, 1, continues_stream=True),
+        Job(0.0, 40, 1000, 2, continues_stream=True),
+        Job(1.0, 50, 1290, 1, continues_stream=True, after=0),
+        Job(2.0, 60, 400, 1, continues_stream=True, after=2),
+        Job(3.0, 70, 1340, 1, continues_stream=True, after=3),
     ]
     paths = prompts.paths(jobs, 5)
     assert [len(path) for path in paths] == [job.cached + job.new for job in jobs]
@@ -95,7 +95,7 @@ def test_a_session_stays_where_it_began_and_a_new_one_goes_where_least_is_under_
         return int(json.loads(body)["routed_dp_rank"]), done
 
     def turn(session: int, new: int) -> Job:
-        return Job(0.0, new, stream=session, goes_on=True)
+        return Job(0.0, new, stream=session, continues_stream=True)
 
     first, done = sent(turn(1, 500))
     assert [first, sent(turn(2, 100))[0], sent(turn(3, 50))[0]] == [0, 1, 2]
@@ -124,7 +124,7 @@ def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
     jobs = [Job(0.0, 100, 50_000), Job(0.0, 5000)]
     alone = [float(lone_s(profile, job.new, job.cached, CHUNK)) for job in jobs]
     rounds = {name: [{"ttft": [3.0 * t for t in alone], "ended_s": 10.0}] for name in (SPF, LAPS)}
-    seen = ranks.simulator(LOADS["agents"], profile).beside([jobs], rounds, 1).measured
+    seen = ranks.simulator(LOADS["agents"], profile).compare([jobs], rounds, 1).measured
     (found,) = seen.rounds[LAPS]
     assert found["mean slowdown"] == pytest.approx(3.0)
     assert (found["short P90"], found["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
@@ -140,7 +140,7 @@ def test_the_simulator_runs_the_jobs_of_the_servers() -> None:
         assert len(record) == len(jobs)
         assert statistics.fmean(record.ttft) > 0.27, "the smallest step takes so long"
     rounds = {name: [{"ttft": [1.0] * len(jobs), "ended_s": 100.0}] for name in records}
-    seen = simulator.beside([jobs], rounds, 1)
+    seen = simulator.compare([jobs], rounds, 1)
     piece = ranks.piece(load, Accuracy(seen.measured, seen.measured), "text", 1, {})
     ours = [f for f in piece.figures if f.name.endswith(f"{LAPS} / {SPF}")]
     assert [f.bar for f in ours] == ["<= 0.4", "<= 0.58", "<= 0.36", "<= 1", ">= 1"]

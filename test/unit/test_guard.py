@@ -12,25 +12,25 @@ from laps_core.policy.fairness import Guard
 def test_the_oldest_is_due_once_others_have_earned_it_a_turn() -> None:
     guard = Guard(0.25)
     assert not guard.due()
-    guard.ran(0.1, oldest=False)
+    guard.record_batch(0.1, oldest=False)
     assert guard.due()
-    guard.ran(0.1, oldest=True)
+    guard.record_batch(0.1, oldest=True)
     assert not guard.due()
 
 
 def test_without_a_share_it_is_never_due() -> None:
     guard = Guard(0.0)
-    guard.ran(5.0, oldest=False)
+    guard.record_batch(5.0, oldest=False)
     assert not guard.due()
 
 
 def test_what_is_earned_in_vain_is_one_batch_at_most() -> None:
     guard = Guard(0.25)
     for _ in range(1000):
-        guard.ran(0.1, oldest=False)
+        guard.record_batch(0.1, oldest=False)
     turns = 0
     while guard.due():
-        guard.ran(0.1, oldest=True)
+        guard.record_batch(0.1, oldest=True)
         turns += 1
     assert turns <= 2
 
@@ -38,18 +38,18 @@ def test_what_is_earned_in_vain_is_one_batch_at_most() -> None:
 def test_what_is_owed_is_one_batch_at_most() -> None:
     guard = Guard(0.25)
     for _ in range(1000):
-        guard.ran(0.1, oldest=True)
+        guard.record_batch(0.1, oldest=True)
     others = 0
     while not guard.due():
-        guard.ran(0.1, oldest=False)
+        guard.record_batch(0.1, oldest=False)
         others += 1
     assert others <= 4
 
 
 def test_nothing_is_carried_over_an_empty_line() -> None:
     guard = Guard(0.25)
-    guard.ran(1.0, oldest=False)
-    guard.none_waits()
+    guard.record_batch(1.0, oldest=False)
+    guard.reset()
     assert not guard.due()
 
 
@@ -62,7 +62,7 @@ def test_of_any_long_time_the_oldest_has_its_share(seed: int, share: float) -> N
     for _ in range(120):
         took = rng.choice((0.01, 0.05, 0.2)) * rng.uniform(0.5, 1.5)
         oldest = guard.due() or rng.random() < 0.1  # by its size it may be next anyhow
-        guard.ran(took, oldest=oldest)
+        guard.record_batch(took, oldest=oldest)
         log.append((took, oldest))
     most = max(took for took, _ in log)
     for i in range(0, 120, 7):

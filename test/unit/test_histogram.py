@@ -21,7 +21,7 @@ def test_every_request_is_counted_once(came: list[tuple[int, int]]) -> None:
     count = LengthCount()
     for new, cached in came:
         count.add(new, cached)
-    told = count.told(1.0)
+    told = count.to_lengths(1.0)
     assert sum(b.requests for b in told.buckets) == len(came)
     assert sum(b.new_tokens for b in told.buckets) == sum(new for new, _ in came)
     assert sum(b.cached_tokens for b in told.buckets) == sum(cached for _, cached in came)

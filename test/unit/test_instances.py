@@ -87,16 +87,16 @@ def test_work_in_flight_is_counted_once_and_given_back_once(server: Instance, cl
 
 
 def test_a_record_counts_for_the_pool_if_it_names_one(server: PrefillInstance, clock: Clock) -> None:
-    assert server.taken_at == -math.inf
-    server.take(PoolRecord(assignment="long", version=3))
-    assert (server.pool, server.taken_at) == ("long", clock.now)
+    assert server.record_at == -math.inf
+    server.adopt_record(PoolRecord(assignment="long", version=3))
+    assert (server.pool, server.record_at) == ("long", clock.now)
     for record in (PoolRecord(version=4), None):
-        server.take(record)
+        server.adopt_record(record)
         assert (server.pool, server.record) == ("long", record)
 
 
 def test_as_many_ranks_as_are_tracked_are_places(server: PrefillInstance) -> None:
-    server.spread(RANKS_MAX)
+    server.set_rank_count(RANKS_MAX)
     assert len(server.places) == RANKS_MAX
 
 

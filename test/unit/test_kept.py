@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sglang_laps.kept import OLDEST_S, Kept
+from sglang_laps.kept import OLDEST_S, AnswerCache
 
 
 class Scheduler:
@@ -13,7 +13,7 @@ class Scheduler:
         self.now, self.asked, self.fails = 100.0, 0, False
         self.free = asyncio.Event()
         self.free.set()
-        self.kept = Kept(self.ask, lambda: self.now)
+        self.kept = AnswerCache(self.ask, lambda: self.now)
 
     async def ask(self) -> int:
         self.asked += 1

@@ -55,7 +55,7 @@ def test_host_times_are_named_and_slow_launches_count() -> None:
 
 @pytest.mark.parametrize(("system", "model", "tp"), command.KEPT)
 def test_profiles_that_come_with_the_package_fit_their_grid(system: str, model: str, tp: int) -> None:
-    kept = Profile.load(command.named(system, model, tp))
+    kept = Profile.load(command.profile_name(system, model, tp))
     rows = [StepSample(StepShape(*map(int, shape)), seconds) for *shape, seconds in kept.details["grid"]]
     off = fit.errors(Coefficients(**kept.details["kernels"]), rows)
     assert off["median"] <= fit.MEDIAN
@@ -65,8 +65,8 @@ def test_profiles_that_come_with_the_package_fit_their_grid(system: str, model: 
 
 
 def test_names_are_short() -> None:
-    assert command.named("h200_sxm", "Qwen/Qwen3-30B-A3B", 2) == "h200-qwen3-30b-a3b-tp2"
-    assert command.named("h100_sxm", "/some/where/My Model", 1) == "h100-my-model"
+    assert command.profile_name("h200_sxm", "Qwen/Qwen3-30B-A3B", 2) == "h200-qwen3-30b-a3b-tp2"
+    assert command.profile_name("h100_sxm", "/some/where/My Model", 1) == "h100-my-model"
 
 
 def test_without_aiconfigurator_it_is_one_line(

@@ -18,8 +18,8 @@ def made(*, until_s: float = HOLD_S, done: bool | None = False, leader: bool = T
     """With a batch in flight, whose successor is to be decided `until_s` after it is looked; `done`: its result is
     there, None = there is no event for it."""
     me = core()
-    me.sent(BATCH, flight(me))
-    me.pacer.put_off = lambda now, running: now + until_s  # type: ignore[method-assign]
+    me.record_launch(BATCH, flight(me))
+    me.pacer.decision_time_s = lambda now, running: now + until_s  # type: ignore[method-assign]
     event = None if done is None else SimpleNamespace(query=lambda: done)
     sched: Any = SimpleNamespace(
         waiting_queue=[],
@@ -56,7 +56,7 @@ def test_it_does_not_wait_where_the_result_is_there_or_another_rank_leads(kwargs
 def test_what_is_looked_at_is_no_news_to_the_decision() -> None:
     late, sched, me = made(until_s=0.0)
     looked: list[int] = []
-    me.pacer.arrived = lambda now, shorts, busy: looked.append(shorts)
+    me.pacer.record_arrivals = lambda now, shorts, busy: looked.append(shorts)
     me.classes.views = lambda queue: setattr(me.classes, "new_shorts", len(queue))
     sched.disagg_prefill_bootstrap_queue.pop_bootstrapped = lambda: ["a", "b"]
     late.wait(list)
@@ -90,7 +90,7 @@ def test_a_server_that_is_told_to_pause_does_not_wait() -> None:
 
 def test_a_launch_counts_from_the_last_look() -> None:
     late, _, me = made()
-    late.begins()
+    late.record_start()
     time.sleep(0.02)
-    late.launched()
+    late.record_launch()
     assert 0.02 <= me.pacer.sizes.lead_s < 0.02 + HOLD_S

@@ -69,7 +69,7 @@ def test_the_pacer_takes_a_fit_over_between_two_decisions() -> None:
     elsewhere.go()
     me.status(1.0)
     assert not me.model.fitted, "asking changes nothing"
-    me.arrived(1.0, 0)
+    me.record_arrivals(1.0, 0)
     assert me.model.fitted
 
 

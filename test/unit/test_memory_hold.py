@@ -15,7 +15,7 @@ DRAIN = st.sampled_from([SHORT, LONG])
 def test_others_stand_back_for_a_part_of_the_time_at_most(steps: list[tuple[float, bool, ClassName]]) -> None:
     room, now, still, longest = MemoryHold(), 0.0, 0.0, max(step for step, *_ in steps)
     for step, lacking, drain in steps:
-        back = room.stand_back(now, lacking=lacking, drains=drain)
+        back = room.choose_held_classes(now, lacking=lacking, drains=drain)
         assert back in ((), (LONG,), (LONG, SHORT))
         assert lacking or not back
         now += step
@@ -27,9 +27,9 @@ def test_others_stand_back_for_a_part_of_the_time_at_most(steps: list[tuple[floa
 def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float, drain: ClassName) -> None:
     """Other work gives its memory back after `stuck_s`; short batches drain `drain_s` after the last was built."""
     room, now, built = MemoryHold(), 0.0, 0.0
-    room.stand_back(now, lacking=False, drains=SHORT)
+    room.choose_held_classes(now, lacking=False, drains=SHORT)
     while now < stuck_s or now < built + drain_s:
-        if SHORT not in room.stand_back(now, lacking=True, drains=drain):
+        if SHORT not in room.choose_held_classes(now, lacking=True, drains=drain):
             built = now
         now += 0.01
         assert now <= stuck_s + 2.0 * (1.0 + REST) * HOLD_S + drain_s + 0.1
@@ -43,22 +43,22 @@ def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) 
         *((120.0, both), (124.9, both), (125.0, ()), (140.0, first)),
     )
     for now, back in turns:
-        assert room.stand_back(now, lacking=True, drains=drain) == back
+        assert room.choose_held_classes(now, lacking=True, drains=drain) == back
 
 
 def test_others_go_on_longer_than_they_stood_back() -> None:
     room = MemoryHold()
-    assert room.stand_back(100.0, lacking=True, drains=SHORT)
-    assert not room.stand_back(101.0, lacking=False, drains=SHORT)
-    assert not room.stand_back(103.9, lacking=True, drains=SHORT)
-    assert room.stand_back(104.0, lacking=True, drains=SHORT)
+    assert room.choose_held_classes(100.0, lacking=True, drains=SHORT)
+    assert not room.choose_held_classes(101.0, lacking=False, drains=SHORT)
+    assert not room.choose_held_classes(103.9, lacking=True, drains=SHORT)
+    assert room.choose_held_classes(104.0, lacking=True, drains=SHORT)
 
 
 def test_where_nothing_gives_memory_back_it_is_tried_once_and_others_go_on() -> None:
     room = MemoryHold()
 
     def back(now: float, drains: ClassName | None) -> tuple[ClassName, ...]:
-        return room.stand_back(now, lacking=True, drains=drains)
+        return room.choose_held_classes(now, lacking=True, drains=drains)
 
     assert [back(now, None) for now in (0.0, 0.1, 5.0, 10.0)] == [(LONG,), (), (), ()]
     assert back(11.0, SHORT) == (LONG, SHORT)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.policy.order import ORDERS, in_time, line, slack_s
+from laps_core.policy.order import ORDERS, in_time, service_order, slack_s
 from laps_core.policy.types import Paused, Waiting
 
 NOW = 100.0
@@ -36,7 +36,7 @@ JOBS = st.lists(
 
 
 def order(name: str, jobs: list[Waiting]) -> list[int]:
-    return line(ORDERS[name], jobs, SIZES, NOW)
+    return service_order(ORDERS[name], jobs, SIZES, NOW)
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
@@ -122,11 +122,11 @@ def test_no_choice_has_more_in_time(spec: list[tuple[float, float]]) -> None:
 def test_only_who_goes_before_what_is_paused_is_in_line(name: str, before: list[int]) -> None:
     jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
     paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
-    assert line(ORDERS[name], jobs, SIZES, NOW, paused) == before
+    assert service_order(ORDERS[name], jobs, SIZES, NOW, paused) == before
 
 
 @pytest.mark.parametrize(("deadline_s", "turns"), [(1.6, [0, 1, 2]), (1.4, [1, 0, 2])])
 def test_deadlines_change_the_turns_only_where_one_would_be_missed(deadline_s: float, turns: list[int]) -> None:
     """The first in either case has half a second of work, and no deadline; the last one is late whatever is done."""
     jobs = [due(0.5, None), due(1.0, deadline_s), due(0.4, 0.1)]
-    assert line(ORDERS["least-work"], jobs, SIZES, NOW) == turns
+    assert service_order(ORDERS["least-work"], jobs, SIZES, NOW) == turns

@@ -49,7 +49,7 @@ def test_a_short_request_rather_goes_where_it_delays_no_long_one() -> None:
 def test_what_others_sent_is_told_and_passes() -> None:
     one = laps()
     one.enter(0.0, "long", 1.0)
-    one.told(0.0, 0.5, 3.0)
+    one.record_work(0.0, 0.5, 3.0)
     assert one.waiting(0.0) == (0.5, 3.0)
     assert one.waiting(1.0) == (0.0, pytest.approx(2.5))
     assert one.waiting(9.0) == (0.0, 1.0)
@@ -62,7 +62,7 @@ def test_others_work_counts_however_long_ago_this_router_sent_anything(own_s: fl
     one = laps()
     if own_s:
         one.enter(1.0, "long", own_s)
-    one.told(1000.0, 0.0, 3.0 + own_s)
+    one.record_work(1000.0, 0.0, 3.0 + own_s)
     assert one.cost_s(1000.0, 1000, 0, False) > 3.0
 
 
@@ -118,22 +118,22 @@ def test_the_time_of_each_order_of_waiting_and_coming() -> None:
 
 def test_of_others_the_short_work_passes_first() -> None:
     one = laps()
-    one.told(1.0, 0.25, 1.0)
+    one.record_work(1.0, 0.25, 1.0)
     assert one.waiting(1.125) == (0.125, 1.0)
     assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 3 * 0.01 + 2 * 0.01)
-    one.told(1.0, 0.25, 0.0)
+    one.record_work(1.0, 0.25, 0.0)
     assert one.waiting(1.0) == (0.25, 0.0), "of one class alone"
-    one.told(1.0, 0.0, 0.25)
+    one.record_work(1.0, 0.0, 0.25)
     assert one.waiting(1.0) == (0.0, 0.25)
 
 
 def test_a_guess_of_what_waits_goes_by_the_pool() -> None:
     one = laps()
-    one.told_others(0.0, "short", 0.5)
+    one.record_others_work(0.0, "short", 0.5)
     assert one.waiting(0.0) == (0.5, 0.0)
-    one.told_others(0.0, "long", 0.5)
+    one.record_others_work(0.0, "long", 0.5)
     assert one.waiting(0.0) == (0.0, 0.5)
-    one.told_others(0.0, "both", 0.5)
+    one.record_others_work(0.0, "both", 0.5)
     assert one.waiting(0.0) == (0.0, 0.5)
 
 
@@ -198,7 +198,7 @@ def test_lengths_that_hardly_differ_teach_a_rate() -> None:
 def test_what_this_router_sent_is_not_taken_for_others_work() -> None:
     one = laps()
     one.enter(0.0, "short", 0.25)
-    one.told(0.0, 0.75, 0.0)
+    one.record_work(0.0, 0.75, 0.0)
     one.leave(0.0, "short", 0.25, 100)
     assert one.waiting(0.0) == (0.5, 0.0)
 
@@ -237,19 +237,19 @@ def test_nothing_is_learnt_of_a_request_behind_others_work() -> None:
     """100 tokens behind 10 s of another router's, told before it came or while it waited."""
     learnt = Learnt()
     one, before = Outlook(learnt), learnt.model
-    one.told_others(0.0, "long", 10.0)
+    one.record_others_work(0.0, "long", 10.0)
     one.enter(0.1, "short", 0.01)
     one.leave(10.2, "short", 0.01, 100)
-    one.told_others(20.0, "long", 0.0)
+    one.record_others_work(20.0, "long", 0.0)
     one.enter(20.1, "short", 0.01)
-    one.told_others(21.0, "long", 9.0)
+    one.record_others_work(21.0, "long", 9.0)
     one.leave(30.2, "short", 0.01, 100)
-    one.told_others(40.0, "long", 0.0)
-    one.seen(True)
+    one.record_others_work(40.0, "long", 0.0)
+    one.set_shared(True)
     one.enter(40.1, "short", 0.01)
     one.leave(50.2, "short", 0.01, 100)
     assert learnt.model is before
-    one.seen(False)
+    one.set_shared(False)
     one.enter(60.0, "short", 0.01)
     one.leave(60.5, "short", 0.01, 100)
     assert learnt.model.linear == pytest.approx(0.005)
@@ -258,7 +258,7 @@ def test_nothing_is_learnt_of_a_request_behind_others_work() -> None:
 def test_a_server_is_free_once_others_work_has_passed_and_this_routers_has_left() -> None:
     one = laps()
     assert one.free_at < 0.0
-    one.told(1.0, 0.25, 1.0)
+    one.record_work(1.0, 0.25, 1.0)
     assert one.free_at == 2.25
     one.enter(1.5, "short", 0.5)
     assert one.free_at == math.inf

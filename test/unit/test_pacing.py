@@ -23,18 +23,18 @@ def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met
     plan = me.plan(0.99, [short("a")], work)
     spend(me.gap, 0.99)
     run(me, plan, 0.99, 1.0)
-    done_s, opens_s = F + 50 * TOKEN, 1.0 + GAP
+    done_s, opens_at = F + 50 * TOKEN, 1.0 + GAP
 
     def first(now: float, *deadlines: float | None) -> object:
         return me.plan(now, [short(n, arrival=now, deadline=d) for n, d in enumerate(deadlines)], work).order[0]
 
-    assert first(me.gap.opens_s(), None) is SHORT, "the gap is over"
+    assert first(me.gap.opens_at(), None) is SHORT, "the gap is over"
     now = 1.01
     assert first(now, now + done_s + 1e-4) is SHORT
     assert first(now, now + done_s - 1e-4) is LONG, "too late for that one, whatever is done"
-    assert first(now, opens_s + done_s - 1e-4) is SHORT
-    assert first(now, opens_s + done_s + 1e-4) is LONG, "it can wait for the gap"
-    assert first(now, None, opens_s + done_s - 1e-4) is SHORT
+    assert first(now, opens_at + done_s - 1e-4) is SHORT
+    assert first(now, opens_at + done_s + 1e-4) is LONG, "it can wait for the gap"
+    assert first(now, None, opens_at + done_s - 1e-4) is SHORT
     assert first(now, None) is LONG
     assert first(1.0 + F - 1e-4, 1.02) is LONG, "a step's fixed time is left between two even then"
     assert first(1.0 + F + 1e-4, 1.02) is SHORT
@@ -52,17 +52,17 @@ def test_a_decision_is_put_off_until_there_is_just_time_to_launch() -> None:
     me, running = pacer(), Running(cls=LONG, shape=[(1000, 0)], started=5.0)
     took_s = me.model.predict(running.shape)
     assert took_s is not None
-    assert me.put_off(5.0, [running]) == 5.0, "no launch was timed"
+    assert me.decision_time_s(5.0, [running]) == 5.0, "no launch was timed"
     for seconds in (2e-3, 5e-3, 3e-3):
-        me.sizes.launched(seconds)
-    assert me.put_off(5.0, [running]) == pytest.approx(5.0 + (1.0 - SOONER) * took_s - 5e-3)
-    assert me.put_off(5.0 + took_s, [running]) == 5.0 + took_s
-    assert me.put_off(5.0, []) == 5.0
+        me.sizes.record_launch_time(seconds)
+    assert me.decision_time_s(5.0, [running]) == pytest.approx(5.0 + (1.0 - SOONER) * took_s - 5e-3)
+    assert me.decision_time_s(5.0 + took_s, [running]) == 5.0 + took_s
+    assert me.decision_time_s(5.0, []) == 5.0
     unknown = pacer(known=False)
-    unknown.sizes.launched(1e-3)
-    assert unknown.put_off(5.0, [running]) == 5.0
+    unknown.sizes.record_launch_time(1e-3)
+    assert unknown.decision_time_s(5.0, [running]) == 5.0
     for _ in range(LAUNCHES):
-        me.sizes.launched(1e-3)
+        me.sizes.record_launch_time(1e-3)
     assert me.sizes.lead_s == 1e-3, "what was slow once is forgotten"
 
 
@@ -73,11 +73,11 @@ def test_what_is_found_after_a_batch_has_run_may_have_come_since_it_was_last_loo
     def arrived(now: float, n: int = 1, since: float | None = None) -> None:
         found.append(since)
 
-    me.window.arrived = arrived  # type: ignore[assignment, method-assign]
-    me.arrived(1.0, 1)
-    me.arrived(2.0, 1, busy=True)
-    me.arrived(3.0, 1)
-    me.arrived(4.0, 1)
+    me.window.record_arrivals = arrived  # type: ignore[assignment, method-assign]
+    me.record_arrivals(1.0, 1)
+    me.record_arrivals(2.0, 1, busy=True)
+    me.record_arrivals(3.0, 1)
+    me.record_arrivals(4.0, 1)
     assert found == [None, None, 2.0, None]
 
 
@@ -222,8 +222,8 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         came = came[len(arrived) :]
         waiting += [short(at, 50, now) for at in arrived]
         if arrived:
-            window.arrived(now, len(arrived), looked_s)
-        me.arrived(now, len(arrived))
+            window.record_arrivals(now, len(arrived), looked_s)
+        me.record_arrivals(now, len(arrived))
         before_s, looked_s = now, None
         said = window.decide(now, waiting, token_budget=CHUNK)
         plan = me.plan(now, waiting, [])
@@ -234,11 +234,11 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
             continue
         assert (plan.order, plan.picked, plan.account.reason) == ((SHORT,), said.picked, said.account.reason)
         assert not plan.account.contended
-        window.dispatched(now, len(said.picked), said.account.waited_s, said.account.reason)
+        window.record_dispatch(now, len(said.picked), said.account.waited_s, said.account.reason)
         sent, begin = launch(me, now, plan), now
         looked_s = before_s
         now += F + 50 * TOKEN * len(said.picked)
-        window.completed(now, len(said.picked))
+        window.record_completion(now, len(said.picked))
         ended(me, sent, begin, now)
         waiting = [w for i, w in enumerate(waiting) if i not in said.picked]
         came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # clients send again when they are answered
@@ -287,7 +287,7 @@ def test_a_step_that_was_measured_on_the_device_alone_ends_where_it_had_begun_or
     sent = [launch(me, at, me.plan(at, [], [long(900)]), (900, 0)) for at in (1.0, 1.1, 3.0)]
     for batch, at in zip(sent, (1.0, 1.1, 3.0), strict=True):
         batch.started, batch.took_s = at, 0.5
-    assert [me.ended(batch, None, 9.0) for batch in sent] == [0.5] * 3
+    assert [me.record_result(batch, None, 9.0) for batch in sent] == [0.5] * 3
     busy = BusyMeter()
     for begin, end in ((1.0, 1.5), (1.5, 2.0), (3.0, 3.5)):
         busy.add(begin, end)
@@ -337,13 +337,13 @@ def test_a_hold_ends_with_the_requests_that_were_held() -> None:
     config = LapsConfig(window="fixed", wait_window_ms=5.0)
     me = Pacer(config, chunk_tokens=CHUNK)
     for forget in (
-        lambda now: me.nothing_waits(),
+        lambda now: me.record_empty_queue(),
         lambda now: me.plan(now, [], [Waiting(5000, 0, 0.0)]),
     ):
-        me.arrived(1.0, 1)
+        me.record_arrivals(1.0, 1)
         assert me.plan(1.0, [Waiting(50, 0, 1.0, None)], []).held == "window"
         forget(1.001)
-        me.arrived(600.0, 1)
+        me.record_arrivals(600.0, 1)
         later: list[Waiting] = [Waiting(50, 0, 600.0, None)]
         assert me.plan(600.0, later, []).held == "window"
         plan = me.plan(600.006, later, [])

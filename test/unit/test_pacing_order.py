@@ -99,7 +99,7 @@ def test_without_a_guard_the_least_work_is_always_first() -> None:
 
 
 def test_the_guard_forgets_what_was_earned_when_no_long_work_is_left() -> None:
-    for forget in (lambda me: me.nothing_waits(), lambda me: me.plan(2.0, [short("a")], [])):
+    for forget in (lambda me: me.record_empty_queue(), lambda me: me.plan(2.0, [short("a")], [])):
         me = pacer()
         run(me, me.plan(0.0, [], [long(20_000, 0.0), long(500, 1.0)]), 1.0, 1.1, (500, 0), stock=False)
         assert me.guard.due()

@@ -61,8 +61,8 @@ def test_long_work_runs_during_the_window_and_short_requests_go_first_after_it()
 
 def test_what_follows_is_decided_at_once() -> None:
     me = pacer(LapsConfig(preset="paper"), chunk_tokens=CHUNK, model=KNOWN.model())
-    me.sizes.launched(1e-3)
-    assert me.put_off(1.0, [Running(cls=LONG, shape=[(1000, 0)], started=1.0)]) == 1.0
+    me.sizes.record_launch_time(1e-3)
+    assert me.decision_time_s(1.0, [Running(cls=LONG, shape=[(1000, 0)], started=1.0)]) == 1.0
 
 
 def test_depth_and_window_follow_as_written() -> None:
@@ -70,12 +70,12 @@ def test_depth_and_window_follow_as_written() -> None:
     shorts = [short(1.0) for _ in range(4)]
     plan = me.plan(1.0, shorts, [])
     assert plan.account.reason == "depth"
-    me.launched(1.0, Running(cls=SHORT, shape=[(50, 0)] * 4, short=range(4)), plan)
+    me.record_launch(1.0, Running(cls=SHORT, shape=[(50, 0)] * 4, short=range(4)), plan)
     # Full at once: the window is the shortest.
     held = me.plan(2.0, [short(2.0)], [])
     assert held.account.until_s == pytest.approx(2.0 + W_MIN_S)
     plan = me.plan(held.account.until_s, [short(2.0)], [])
-    me.launched(held.account.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
+    me.record_launch(held.account.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
     # It came up short: the depth is its own from now on.
     assert me.plan(3.0, [short(3.0)], []).account.reason == "depth"
 

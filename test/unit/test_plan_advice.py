@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from laps_plan.plan.advice import Trial, advise, beats, gains, harms
+from laps_plan.plan.advice import Trial, advise, gains, harms, laps_beats_stock
 from laps_plan.plan.answer import answer, host
 from laps_plan.plan.figures import Between, Change, Figures, Sample
-from laps_plan.plan.reach import highest, servers_needed
+from laps_plan.plan.reach import find_highest_load, servers_needed
 from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
 from laps_plan.plan.trials import Trials, spread
 from laps_plan.plan.words import verdict
@@ -62,7 +62,7 @@ def test_another_host_takes_its_time_for_everything_that_the_profile_lists() -> 
     ],
 )
 def test_what_is_a_gain_a_harm_and_enough(found: Change, gain: bool, harm: bool, better: bool) -> None:
-    assert (gains(found), harms(found), beats(found)) == (gain, harm, better)
+    assert (gains(found), harms(found), laps_beats_stock(found)) == (gain, harm, better)
 
 
 def test_a_flag_that_gains_here_and_costs_there_is_a_trade() -> None:
@@ -86,7 +86,7 @@ def test_a_class_that_is_not_there_is_not_compared() -> None:
 
 def test_setups_are_told_as_flags() -> None:
     assert Setup("hrrn", 2048).flags() == "--schedule-policy hrrn --chunked-prefill-size 2048"
-    laps = Setup(LAPS, 8192).but(wait_window_ms=0.0, length_threshold="auto", guard=0.5)
+    laps = Setup(LAPS, 8192).with_changes(wait_window_ms=0.0, length_threshold="auto", guard=0.5)
     for flag in ("--laps-wait-window-ms 0", "--laps-length-threshold auto", "--laps-config '{\"guard\": 0.5}'"):
         assert flag in laps.flags()
 
@@ -115,9 +115,9 @@ class Cliff:
 @pytest.mark.parametrize(("edge", "servers"), [(0.3, 9), (0.55, 5), (0.83, 4), (2.0, 3)])
 def test_the_highest_load_and_the_servers_are_found(edge: float, servers: int) -> None:
     trials = cast(Any, Cliff(edge))
-    reach = highest(trials, Setup(LAPS, 8192), 1)
+    reach = find_highest_load(trials, Setup(LAPS, 8192), 1)
     assert reach.load == pytest.approx(min(edge, 1.0), abs=0.03)
-    assert reach.most == (edge > 1.0)
+    assert reach.is_lower_bound == (edge > 1.0)
     assert servers_needed(trials, Setup(LAPS, 8192), reach.load) == servers
 
 
@@ -172,7 +172,7 @@ def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: floa
     assert {side.setup.policy for side in stock} == set(STOCK)
     shown = [side.change for side in stock if side.change is not None]
     assert len(shown) == len(stock)
-    assert a.advice.recommended == all(map(beats, shown)) == (found < 0.9)
+    assert a.advice.recommended == all(map(laps_beats_stock, shown)) == (found < 0.9)
     said = " ".join(verdict(a))
     assert ("LAPS is recommended" in said) == (found < 0.9)
     best = next(side for side in stock if side.setup == a.advice.stock)

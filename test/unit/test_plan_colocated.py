@@ -23,7 +23,7 @@ QUESTION = Question(Profile.load("h200-qwen3-8b"), 1, 0.4, 4.0, 0.1)
 
 def traffic(requests: int = 300, rate: float = 10.0) -> Traffic:
     given = poisson(mixed.by_hand(MIX), requests, MIX, rate=rate)
-    return whole.answered(given, mixed.by_hand("100% uniform:20-80"), 0)
+    return whole.with_answer_lengths(given, mixed.by_hand("100% uniform:20-80"), 0)
 
 
 def test_the_answer_names_the_rivals_and_what_to_buy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,10 +67,10 @@ def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
     trials = Trials(QUESTION, traffic(rate=20.0))
     laps = trials.row(Serving(LAPS))
     small, large = trials.row(Serving("fcfs", 512, interval=1)), trials.row(DEFAULT)
-    assert whole.even([laps, small, large], laps) == [small]
+    assert whole.stock_as_smooth([laps, small, large], laps) == [small]
     # Where no setting is as even, the most even one.
     quick = replace(laps, tbt={**laps.tbt, "p99": 1e-3})
-    assert whole.even([laps, small, large], quick) == [small]
+    assert whole.stock_as_smooth([laps, small, large], quick) == [small]
     assert whole.best([small, large], "long P90") == min(small, large, key=lambda r: r.long["p90"])
     assert whole.best([small, large], "answers/s") == max(small, large, key=lambda r: r.rate)
 
@@ -93,11 +93,11 @@ def test_laps_is_recommended_only_where_as_much_can_be_served_in_time() -> None:
 
 def test_more_devices_can_be_given_more_and_a_tighter_objective_less() -> None:
     trials = Trials(QUESTION, traffic(400), search=200)
-    one, two = (trials.highest(QUESTION.laps(), QUESTION, n) for n in (1, 2))
+    one, two = (trials.find_highest_rate(QUESTION.laps(), QUESTION, n) for n in (1, 2))
     assert 1.6 * one < two < 2.6 * one
-    assert trials.highest(QUESTION.laps(), replace(QUESTION, tbt_s=1e-3), 1) == 0.0
-    assert trials.highest(QUESTION.laps(), replace(QUESTION, kv_tokens=1000), 1) == 0.0
-    assert trials.highest(DEFAULT, replace(QUESTION, tbt_s=0.03), 1) <= one
+    assert trials.find_highest_rate(QUESTION.laps(), replace(QUESTION, tbt_s=1e-3), 1) == 0.0
+    assert trials.find_highest_rate(QUESTION.laps(), replace(QUESTION, kv_tokens=1000), 1) == 0.0
+    assert trials.find_highest_rate(DEFAULT, replace(QUESTION, tbt_s=0.03), 1) <= one
 
 
 def test_prefill_servers_are_as_many_as_their_work() -> None:
@@ -122,10 +122,10 @@ def test_rates_that_are_found_alike_are_told_as_alike(laps: float, apart: float,
 def test_answers_are_those_of_the_file_and_drawn_where_it_tells_none(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_ms,new_tokens,output_tokens\n0,100,7\n10,200,\n")
-    known = whole.answered(read(path), mixed.by_hand("100% fixed:50"), 0)
+    known = whole.with_answer_lengths(read(path), mixed.by_hand("100% fixed:50"), 0)
     assert [j.output for j in known.jobs] == [7, 1]
     path.write_text("arrival_ms,new_tokens\n0,100\n10,200\n")
-    assert [j.output for j in whole.answered(read(path), mixed.by_hand("100% fixed:50"), 0).jobs] == [50, 50]
+    assert [j.output for j in whole.with_answer_lengths(read(path), mixed.by_hand("100% fixed:50"), 0).jobs] == [50, 50]
 
 
 def test_the_time_of_an_answer_is_no_part_of_the_pause_any_more(tmp_path: Path) -> None:
@@ -134,4 +134,4 @@ def test_the_time_of_an_answer_is_no_part_of_the_pause_any_more(tmp_path: Path) 
     path.write_text(head + "a,0,0,100,0,50\na,9000,2000,10,150,5\n")
     given = read(path)
     assert given.jobs[-1].pause_s == pytest.approx(2.0 + TOKEN_S * 50)
-    assert whole.answered(given, mixed.by_hand("100% fixed:1"), 0).jobs[-1].pause_s == pytest.approx(2.0)
+    assert whole.with_answer_lengths(given, mixed.by_hand("100% fixed:1"), 0).jobs[-1].pause_s == pytest.approx(2.0)

@@ -122,7 +122,7 @@ def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytes
     count = LengthCount()
     for i in range(600):
         count.add(4000 if i % 20 == 0 else 60, 0)
-    with server(Status(enabled=True, lengths=count.told(12.0))) as url:
+    with server(Status(enabled=True, lengths=count.to_lengths(12.0))) as url:
         assert main(["--from", url, "--requests", "300", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "has counted 600" in told
@@ -134,7 +134,7 @@ def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytes
 def test_a_server_without_laps_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with server(Status(enabled=False)) as url:
         assert main(["--from", url, "--out", str(tmp_path / "x")]) == 2
-    assert "tells no lengths" in capsys.readouterr().err
+    assert "reports no lengths" in capsys.readouterr().err
 
 
 def test_it_needs_nothing_of_servers_and_routers() -> None:

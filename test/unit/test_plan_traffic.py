@@ -134,7 +134,7 @@ def test_lengths_are_drawn_as_they_were_counted() -> None:
         count.add(100, 30)
     for _ in range(10):
         count.add(5000, 0)
-    draw, rng = counted(count.told(10.0)), random.Random(1)
+    draw, rng = counted(count.to_lengths(10.0)), random.Random(1)
     drawn = [draw(rng) for _ in range(2000)]
     short = [(new, cached) for new, cached in drawn if new <= 128]
     assert 0.85 < len(short) / len(drawn) < 0.95
@@ -144,7 +144,7 @@ def test_lengths_are_drawn_as_they_were_counted() -> None:
 
 def test_where_nothing_was_counted_there_is_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="no request"):
-        counted(LengthCount().told(10.0))
+        counted(LengthCount().to_lengths(10.0))
 
 
 def test_sessions_start_at_drawn_times_and_one_too_long_goes_on_at_the_beginning(tmp_path: Path) -> None:

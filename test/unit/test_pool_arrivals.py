@@ -48,12 +48,12 @@ def test_no_prediction_makes_the_work_infinite_or_less_than_none(seconds: float)
 def test_what_a_server_has_counted_is_everybodys() -> None:
     a, count = Arrivals(), LengthCount()
     count.add(5000, 0)
-    a.told(count.told(10.0), MODEL, 256)
+    a.add_counts(count.to_lengths(10.0), MODEL, 256)
     assert a.since(10.0) == (0.0, 0.0), "nobody knows when that came"
     for _ in range(50):
         count.add(20, 1000)
     count.add(2000, 0)
-    a.told(count.told(15.0), MODEL, 256)
+    a.add_counts(count.to_lengths(15.0), MODEL, 256)
     assert a.since(15.0) == (pytest.approx(50 * 0.02 / 5.0), 0.0), "an answer later, of all the time since"
     assert a.since(16.0) == (0.0, pytest.approx(1.0))
     assert a.since(18.0) == (0.0, pytest.approx(0.5))
@@ -61,12 +61,12 @@ def test_what_a_server_has_counted_is_everybodys() -> None:
 
 def test_a_server_that_was_started_again_counts_from_nothing() -> None:
     a, count = Arrivals(), LengthCount()
-    a.told(count.told(1000.0), MODEL, 256)
+    a.add_counts(count.to_lengths(1000.0), MODEL, 256)
     count.add(5000, 0)
-    a.told(count.told(3.0), MODEL, 256)
+    a.add_counts(count.to_lengths(3.0), MODEL, 256)
     assert a.since(3.0) == (0.0, 0.0)
     count.add(50, 0)
-    a.told(count.told(5.0), MODEL, 256)
+    a.add_counts(count.to_lengths(5.0), MODEL, 256)
     assert a.since(5.0) == (pytest.approx(0.05 / 2), 0.0)
 
 
@@ -75,6 +75,6 @@ def test_counts_beyond_all_counts_are_bounded() -> None:
     most = 2**63
     for seconds, n in ((1.0, 0), (2.0, most)):
         buckets = [Bucket(up_to=most, requests=n, new_tokens=n * most, cached_tokens=most)]
-        a.told(Lengths(seconds=seconds, buckets=buckets), MODEL, 256)
+        a.add_counts(Lengths(seconds=seconds, buckets=buckets), MODEL, 256)
         a.since(seconds)
     assert 0.0 <= a.since(3.0).long < 1e12

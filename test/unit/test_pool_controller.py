@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from laps_core.pools.controller import WORTH, PoolController
+from laps_core.pools.controller import LEAST_GAIN, PoolController
 from laps_core.pools.pressure import IDLE_PRESSURE, InstanceSignals, PressureConfig, Work, pool_pressure, pressure
 from laps_core.protocol import Load
 
@@ -78,7 +78,7 @@ def test_what_moves_makes_the_busier_pool_least_busy_and_is_worth_it(pools: str)
     controller = observed(1.5, 1.0, pools, 200.0, PressureConfig(ratio=1.3, divided=True))
     n, m = pools.count("s"), pools.count("l")
     busier = [max(n / (n + k) * 1.5, m / (m - k)) for k in range(m)]
-    best = busier.index(min(busier)) if WORTH * min(busier) < 1.5 else 0
+    best = busier.index(min(busier)) if LEAST_GAIN * min(busier) < 1.5 else 0
     assert [m.target for m in controller.decide(200.0)] == ["short"] * best
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from laps_core.pools.demand import FIRST, MOST_PERIODS, Demand, Spent
+from laps_core.pools.demand import FIRST, MOST_PERIODS, BusySplit, Demand
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
 from laps_core.protocol import ByClass
@@ -21,7 +21,7 @@ def fed(work: Iterable[tuple[float, float]], demand: Demand | None = None, since
     demand, changes = demand or Demand(PressureConfig(period_s=PERIOD_S)), []
     for i, (short, long) in enumerate(work, since):
         demand.observe(float(i), [InstanceSignals(name="a", pool="long", busy=Work(short, long))])
-        if demand.forget():
+        if demand.drop_before_change():
             changes.append(i)
     return demand, changes
 
@@ -55,8 +55,8 @@ def test_the_end_of_a_long_prompt_takes_no_work_away() -> None:
         assert max(came) <= 3.0
 
 
-def known(t: int, came: Work, busy: Work, waiting: Work = Work()) -> list[InstanceSignals]:  # noqa: B008
-    return [InstanceSignals(name="a", pool="both", came=came, busy=busy, waiting=waiting)]
+def known(t: int, arrived: Work, busy: Work, waiting: Work = Work()) -> list[InstanceSignals]:  # noqa: B008
+    return [InstanceSignals(name="a", pool="both", arrived=arrived, busy=busy, waiting=waiting)]
 
 
 def test_what_comes_is_what_was_predicted_corrected_by_what_it_took() -> None:
@@ -128,7 +128,7 @@ def test_what_changes_all_the_time_is_noise() -> None:
 
 
 def test_a_server_that_tells_its_classes_apart_is_believed() -> None:
-    spent, outlook = Spent(), Outlook(Learnt())
+    spent, outlook = BusySplit(), Outlook(Learnt())
     assert spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook) == (0.0, 0.0), "nobody knows since when"
     assert spent.since(12.0, 0.9, ByClass(short=1.5, long=6.5), outlook) == (0.25, 0.75)
     assert spent.since(12.0, 0.9, ByClass(short=1.5, long=6.5), outlook) == (0.25, 0.75), "the same answer again"
@@ -137,14 +137,14 @@ def test_a_server_that_tells_its_classes_apart_is_believed() -> None:
 
 
 def test_after_missed_answers_the_work_is_that_of_all_the_time_since() -> None:
-    spent, outlook = Spent(), Outlook(Learnt())
+    spent, outlook = BusySplit(), Outlook(Learnt())
     spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook)
     assert spent.since(16.0, 0.9, ByClass(short=1.0, long=10.4), outlook) == (0.0, pytest.approx(0.9))
 
 
 def test_a_device_is_never_busy_for_more_than_the_time_and_no_time_is_lost() -> None:
     """A step of 4 s is told at its end."""
-    spent, outlook = Spent(), Outlook(Learnt())
+    spent, outlook = BusySplit(), Outlook(Learnt())
     told = [0.0, 0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     shares = [spent.since(float(t), 0.9, ByClass(short=0.0, long=x), outlook).long for t, x in enumerate(told)]
     assert max(shares) == 1.0
@@ -156,14 +156,14 @@ def test_a_device_is_never_busy_for_more_than_the_time_and_no_time_is_lost() -> 
 
 @pytest.mark.parametrize(("short", "long"), [(0.5, 9.0), (3.0, 1.0), (0.0, 0.0)])
 def test_a_server_that_was_started_again_counts_from_nothing(short: float, long: float) -> None:
-    spent, outlook = Spent(), Outlook(Learnt())
+    spent, outlook = BusySplit(), Outlook(Learnt())
     spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook)
     assert spent.since(12.0, 0.9, ByClass(short=short, long=long), outlook) == (0.0, 0.0)
     assert spent.since(14.0, 0.9, ByClass(short=short + 0.5, long=long + 1.0), outlook) == (0.25, 0.5)
 
 
 def test_of_one_that_does_not_its_busy_time_is_divided_as_this_routers_work_is() -> None:
-    spent, outlook = Spent(), Outlook(Learnt())
+    spent, outlook = BusySplit(), Outlook(Learnt())
     assert spent.since(1.0, 0.5, None, outlook) == (0.25, 0.25), "nothing is known"
     outlook.enter(1.0, "short", 3.0)
     outlook.enter(1.0, "long", 1.0)

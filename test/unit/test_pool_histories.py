@@ -16,7 +16,7 @@ from laps_core.histogram import LengthCount
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT, ClassName
 from laps_core.pools.controller import PoolController
-from laps_core.pools.demand import Spent
+from laps_core.pools.demand import BusySplit
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfig, Work
 from laps_core.protocol import Assignment, ByClass, Load
@@ -32,7 +32,7 @@ class Server:
     def __init__(self, name: str, pool: Assignment, rng: random.Random, learnt: Learnt) -> None:
         self.name, self.pool, self.rng = name, pool, rng
         self.tells, self.healthy = rng.random() < 0.6, True
-        self.outlook, self.spent = Outlook(learnt), Spent()
+        self.outlook, self.spent = Outlook(learnt), BusySplit()
         self.outlook.own_model = MODEL if self.tells else None
         self.wrong = rng.choice((0.5, 1.0, 3.0))
         """How many times as long as predicted everything takes."""
@@ -76,15 +76,15 @@ class Server:
         at = now
         if self.tells:
             at = now - self.started
-            o.arrivals.told(self.lengths.told(at), MODEL, 256)
+            o.arrivals.add_counts(self.lengths.to_lengths(at), MODEL, 256)
             waits = {c: sum(rest for cls, rest, *_ in self.queue if cls == c) for c in POOLS}
-            o.told(now, waits["short"], waits["long"])
+            o.record_work(now, waits["short"], waits["long"])
             told = ByClass(**self.busy)
         tokens = float(sum(new for _, _, new, _ in self.queue))
         self.signals = InstanceSignals(
             name=self.name, pool=self.pool, outstanding=tokens, busy=self.spent.since(at, self.share, told, o),
             load=Load(backlog_tokens=tokens, slo_deviation=self.rng.random(), busy_share=self.share),
-            came=o.arrivals.since(at), waiting=o.waiting(now), parks=self.tells,
+            arrived=o.arrivals.since(at), waiting=o.waiting(now), parks=self.tells,
         )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_no_history_ends_the_controller_or_makes_work_negative_or_infinite(
         by_name = {s.name: s for s in servers}
         for move in controller.step(now, signals):
             by_name[move.name].pool = move.target
-        for work in (controller.need, controller.usual, Work(*controller.raw.values())):
+        for work in (controller.need, controller.average_work, Work(*controller.raw.values())):
             assert all(0.0 <= x < math.inf for x in work), work
         assert 0.0 <= controller.balance <= 1.0
         assert all(0.0 <= x <= 1.0 + 1e-9 for s in signals for x in (*s.busy, sum(s.busy)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.pools.controller import LAYOUT_PERIODS, Move, PoolController
-from laps_core.pools.demand import Spent
+from laps_core.pools.demand import BusySplit
 from laps_core.pools.layout import LEAST, layout, short_servers, wait
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfig, Work
@@ -150,7 +150,7 @@ def test_a_fleet_that_is_to_stay_divided_is_not_merged_and_takes_newcomers_in() 
 
 
 def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> None:
-    outlook, spent = Outlook(Learnt()), Spent()
+    outlook, spent = Outlook(Learnt()), BusySplit()
     spent.since(0.0, 0.0, ByClass(short=1.0, long=2.0), outlook)
     assert spent.since(2.0, 0.0, ByClass(short=1.5, long=3.0), outlook) == Work(0.25, 0.5)
     assert spent.since(3.0, 0.0, ByClass(short=0.1, long=0.2), outlook) == Work(), "it was started again"
@@ -182,9 +182,9 @@ def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
     [
         (Work(1.6, 2.0), 3, 2, "3 servers are too few for two pools"),
         (Work(1.5, 2.4), 4, 2, "short work needs 1.5 of a server"),
-        (Work(1.7, 2.1), 4, 2, "2 + 2 servers are too few for 1.7 + 2.1 that are needed"),
-        (Work(1.0, 1.6), 3, 1, "1 + 2 servers are too few for 1.0 + 1.6 that are needed"),
-        (Work(3.5, 0.4), 4, 1, "3 + 1 servers are too few for 3.5 + 0.4 that are needed"),
+        (Work(1.7, 2.1), 4, 2, "2 + 2 servers cannot do the work of 1.7 + 2.1 servers"),
+        (Work(1.0, 1.6), 3, 1, "1 + 2 servers cannot do the work of 1.0 + 1.6 servers"),
+        (Work(3.5, 0.4), 4, 1, "3 + 1 servers cannot do the work of 3.5 + 0.4 servers"),
         (Work(0.9, 0.2), 4, 1, "1.1 of 4 servers are enough for all requests"),
     ],
 )

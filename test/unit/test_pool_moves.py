@@ -127,7 +127,7 @@ def test_after_a_change_the_share_is_smoothed_over_what_came_since() -> None:
         signals = fleet("sll", need, (3.0, 1.0) if now < 41 else (1.0, 3.0))
         controller.observe(float(now), signals)
         demand.observe(float(now), signals)
-        if demand.forget():
+        if demand.drop_before_change():
             changes.append((now, demand.span_s))
             before, after = (math.exp(-s / CONFIG.smoothing_s) for s in (41 - (now - demand.span_s), now - 41.0))
             share = 0.75 - 0.25 * before

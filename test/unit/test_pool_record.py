@@ -27,9 +27,9 @@ def test_a_new_server_is_in_no_pool(cell: PoolCell) -> None:
 
 
 def test_a_router_that_has_read_the_record_sets_it_and_another_is_told_it(cell: PoolCell) -> None:
-    assert cell.asked(change("short", 0)) == (200, b'{"assignment":"short","version":1}')
-    assert cell.asked(change("long", 0)) == (409, b'{"assignment":"short","version":1}')
-    assert cell.asked(change("both", 1)) == (200, b'{"assignment":"both","version":2}')
+    assert cell.apply_change(change("short", 0)) == (200, b'{"assignment":"short","version":1}')
+    assert cell.apply_change(change("long", 0)) == (409, b'{"assignment":"short","version":1}')
+    assert cell.apply_change(change("both", 1)) == (200, b'{"assignment":"both","version":2}')
     assert PoolCell.of_this_server().read() == PoolRecord(assignment="both", version=2)
 
 
@@ -42,7 +42,7 @@ def test_a_router_that_has_read_the_record_sets_it_and_another_is_told_it(cell: 
     ],
 )  # fmt: skip
 def test_what_is_no_change_is_answered_400_and_changes_nothing(cell: PoolCell, body: bytes) -> None:
-    status, said = cell.asked(body)
+    status, said = cell.apply_change(body)
     assert status == 400
     assert msgspec.json.decode(said)["error"]["message"]
     assert cell.read().version == 0
@@ -52,7 +52,7 @@ SET_50_TIMES = """
 from sglang_laps.pool import PoolCell
 cell = PoolCell.of_this_server()
 for _ in range(50):
-    while cell.asked(b'{"assignment": "long", "if_version": %d}' % cell.read().version)[0] != 200:
+    while cell.apply_change(b'{"assignment": "long", "if_version": %d}' % cell.read().version)[0] != 200:
         pass
 """
 

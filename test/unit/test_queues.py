@@ -41,7 +41,7 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
             shown = list(views.of(cls))
             gone = {id(r) for r in shown if data.draw(st.booleans())}
             waiting = without(waiting, gone)
-            dual.took(cls, gone, waiting)
+            dual.remove_batched(cls, gone, waiting)
         elif what == "abort" and waiting:
             waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
         elif what == "grow" and waiting:
@@ -106,7 +106,7 @@ def test_a_batch_of_one_class_is_not_looked_for_in_the_other() -> None:
     waiting = [Request("", n) for n in (9, 900, 9, 900, 900)]
     views = dual.views(waiting, lambda r: classify(r.seqlen, 256))
     gone = Counted(map(id, views.short))
-    dual.took(SHORT, gone, without(waiting, set(gone)))
+    dual.remove_batched(SHORT, gone, without(waiting, set(gone)))
     assert gone.looks == 2
 
 
@@ -153,7 +153,7 @@ def test_a_batch_of_both_classes_leaves_both_views() -> None:
     waiting = ["s1", "L1", "s2", "L2"]
     queue.views(waiting, lambda r: SHORT if r[0] == "s" else LONG)
     left = without(waiting, {id(waiting[0]), id(waiting[1])})
-    queue.took(LONG, {id(waiting[0]), id(waiting[1])}, left)
+    queue.remove_batched(LONG, {id(waiting[0]), id(waiting[1])}, left)
     views = queue.views(left, lambda r: SHORT if r[0] == "s" else LONG)
     assert (views.short, views.long) == (["s2"], ["L2"])
 

@@ -72,12 +72,12 @@ def test_sums_are_those_of_what_waits() -> None:
         if rng.random() < 0.6:
             cls = rng.choice([SHORT, LONG])
             there[key] = cls, 10.0 ** rng.uniform(-4, 1), rng.randint(1, 9000)
-            backlog.put(key, *there[key])
+            backlog.set_waiting(key, *there[key])
         else:
             there.pop(key, None)
-            backlog.take(key)
+            backlog.remove(key)
         if step == 1500:
-            backlog.keep({k for k in there if k < 30})
+            backlog.remove_except({k for k in there if k < 30})
             there = {k: v for k, v in there.items() if k < 30}
     assert len(backlog) == len(there)
     shorts = [v for v in there.values() if v[0] == SHORT]
@@ -91,7 +91,7 @@ def test_sums_are_those_of_what_waits() -> None:
 def test_rates_are_those_of_the_last_seconds() -> None:
     backlog = Backlog(0.0)
     for i in range(600):
-        backlog.came(i / 10, SHORT, 0.02, 100)
+        backlog.count_arrival(i / 10, SHORT, 0.02, 100)
     per_s, share = backlog.short_rate(60.0)
     assert (per_s, share) == (pytest.approx(10.0, rel=0.1), pytest.approx(0.2, rel=0.1))
     assert backlog.short_rate(200.0)[0] < 0.1
@@ -192,20 +192,20 @@ def quoter(**knobs: Any) -> Quoter:
 
 def test_a_server_that_knows_nothing_of_its_steps_quotes_nothing() -> None:
     config = LapsConfig()
-    assert Quoter(config, Pacer(config, chunk_tokens=8192), 0.0).came(0.0, 1, 100, 0, SHORT, Device()) is None
+    assert Quoter(config, Pacer(config, chunk_tokens=8192), 0.0).quote_arrival(0.0, 1, 100, 0, SHORT, Device()) is None
 
 
 def test_what_is_launched_and_gone_does_not_wait() -> None:
     me = quoter()
     for key in range(3):
-        assert me.came(0.0, key, 20_000, 0, LONG, Device()) is not None
-    me.launched(0, 12_000, 8_000)
+        assert me.quote_arrival(0.0, key, 20_000, 0, LONG, Device()) is not None
+    me.record_launch(0, 12_000, 8_000)
     assert len(me.backlog) == 3
-    me.launched(0, 0, 20_000)
-    me.launched(1, 0, 20_000)
-    me.launched("never came", 0, 20_000)
+    me.record_launch(0, 0, 20_000)
+    me.record_launch(1, 0, 20_000)
+    me.record_launch("never came", 0, 20_000)
     assert len(me.backlog) == 1
-    me.backlog.keep(set())
+    me.backlog.remove_except(set())
     found = me.state(1.0, Device())
     assert found is not None
     assert found.longs == ()
@@ -213,12 +213,12 @@ def test_what_is_launched_and_gone_does_not_wait() -> None:
 
 def test_outcomes_are_counted_and_a_broken_bound_is() -> None:
     me = quoter()
-    quoted = me.came(10.0, 1, 5000, 0, LONG, Device(), waited_s=0.5)
+    quoted = me.quote_arrival(10.0, 1, 5000, 0, LONG, Device(), waited_s=0.5)
     assert quoted is not None
     assert quoted.bound_s is not None
     assert quoted.low_s > 0.5
-    assert me.answered(10.0 + quoted.median_s - 0.5, quoted) == "inside"
-    assert me.answered(11.0 + quoted.bound_s, quoted) == "above"
+    assert me.record_outcome(10.0 + quoted.median_s - 0.5, quoted) == "inside"
+    assert me.record_outcome(11.0 + quoted.bound_s, quoted) == "above"
     assert me.counts[LONG] == {"inside": 1, "below": 0, "above": 1}
     assert me.broken == 1
     found = me.state(11.0, Device(), whole=True)
@@ -238,9 +238,9 @@ def test_what_the_guard_guarantees(knobs: dict[str, Any], share: float) -> None:
 
 def test_a_deadline_of_a_request_takes_from_the_guard_of_all() -> None:
     me = quoter()
-    before = me.came(0.0, 1, 9000, 0, LONG, Device())
-    me.came(0.0, 2, 50, 0, SHORT, Device(), due=True)
-    after = me.came(0.0, 3, 9000, 0, LONG, Device())
+    before = me.quote_arrival(0.0, 1, 9000, 0, LONG, Device())
+    me.quote_arrival(0.0, 2, 50, 0, SHORT, Device(), due=True)
+    after = me.quote_arrival(0.0, 3, 9000, 0, LONG, Device())
     assert before is not None
     assert after is not None
     assert (after.bound_s or 0.0) > 5.0 * (before.bound_s or 0.0)

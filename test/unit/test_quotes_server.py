@@ -65,13 +65,13 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     assert short.bound_s is None
     assert long.bound_s > long.high_s > long.median_s > long.low_s > 0.25
     assert len(core.quoter.backlog) == 2
-    flight = core.built(
+    flight = core.record_build(
         Part(SHORT, [reqs[0]]), batch(reqs[0]), Plan((SHORT,), (0,)), None, lines.begun, clock.now, sliced=False
     )
     assert len(core.quoter.backlog) == 1
     flight.started, flight.done = 10.25, 10.26
     clock.now = 10.0 + short.median_s
-    core.ended(flight, clock.now)
+    core.record_result(flight, clock.now)
     assert core.quoter.counts[SHORT]["inside"] == 1
     assert core.quotes(clock.now)["quotes"]["outcomes"][SHORT] == {"inside": 1, "below": 0, "above": 0}
 
@@ -81,9 +81,9 @@ def test_one_that_was_aborted_is_no_outcome() -> None:
     reqs = queue(100, 120)
     lines = core.lines(reqs, None)
     part = Part(SHORT, reqs)
-    flight = core.built(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, lines.begun, clock.now, sliced=False)
+    flight = core.record_build(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, lines.begun, clock.now, sliced=False)
     reqs[0].to_finish = FINISH_ABORT()
-    core.ended(flight, 10.1)
+    core.record_result(flight, 10.1)
     assert sum(core.quoter.counts[SHORT].values()) == 1
 
 
@@ -93,7 +93,7 @@ def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
     lines = core.lines(reqs, None)
     whole_s = sum(s.seconds for s in core.quoter.backlog.long)
     part = SimpleNamespace(reqs=[req], extend_lens=[8192], prefix_lens=[0], decoding_reqs=None)
-    core.built(
+    core.record_build(
         Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, lines.begun, 10.0, sliced=False
     )
     left_s = sum(s.seconds for s in core.quoter.backlog.long)

@@ -37,15 +37,15 @@ def filled(rng: random.Random) -> tuple[Ledger, list[Run]]:
                 return
             made = run(rng.choice((*CLASSES, None)), at, f"r{rng.randrange(9)}", depth=depth)
             runs.append(made)
-            ledger.begins(made)
+            ledger.record_start(made)
             if rng.random() < 0.1:
                 cls, cause = rng.choice(CLASSES), rng.choice(("gap", "window", "memory", None))
-                ledger.hold(at + rng.randint(0, 50), cls, cause, waits=True)  # type: ignore[arg-type]
+                ledger.record_hold(at + rng.randint(0, 50), cls, cause, waits=True)  # type: ignore[arg-type]
             if depth < 3 and rng.random() < 0.5:
                 stretch(at + rng.randint(0, 200), until, depth + 1)
             if until < END or rng.random() < 0.5:
                 # Clocks of the host and of the device do not agree to the microsecond.
-                ledger.ended(made, at - rng.randint(0, 3), until + rng.randint(0, 3))
+                ledger.record_end(made, at - rng.randint(0, 3), until + rng.randint(0, 3))
             at = until
 
     stretch(0, END, 0)
@@ -97,8 +97,8 @@ def test_pieces_cover_a_stretch_once(seed: int, a: int, b: int) -> None:
 
 def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
     ledger, long, short = Ledger(), run(LONG, 10, "L"), run(SHORT, 40, "S", depth=1)
-    ledger.begins(long)
-    ledger.begins(short)
+    ledger.record_start(long)
+    ledger.record_start(short)
     # The batch below is not done: it has all that the other has not.
     assert account(moments(runs=[short], end_us=45, waits_us=5), ledger).causes_us == {
         "tokenizing": 5,
@@ -106,8 +106,8 @@ def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
         "behind_long": 30,
         "computing": 5,
     }
-    ledger.ended(short, 40, 55)
-    ledger.ended(long, 10, 90)
+    ledger.record_end(short, 40, 55)
+    ledger.record_end(long, 10, 90)
     assert [(begin, end, run and run.rids) for begin, end, run in ledger.pieces(0, 100)] == [
         (0, 10, None),
         (10, 40, ("L",)),
@@ -123,13 +123,13 @@ def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
 
 def test_a_request_waits_for_what_it_is_held_back_by() -> None:
     ledger, long, streams = Ledger(), run(LONG, 10, "L"), run(None, 60)
-    ledger.hold(0, SHORT, "window", waits=True)
-    ledger.hold(20, SHORT, "gap", waits=True)
-    ledger.hold(40, SHORT, None, waits=True)
-    ledger.ended(long, 10, 60)
-    ledger.ended(streams, 60, 70)
+    ledger.record_hold(0, SHORT, "window", waits=True)
+    ledger.record_hold(20, SHORT, "gap", waits=True)
+    ledger.record_hold(40, SHORT, None, waits=True)
+    ledger.record_end(long, 10, 60)
+    ledger.record_end(streams, 60, 70)
     own = run(SHORT, 80, "me")
-    ledger.ended(own, 80, 90)
+    ledger.record_end(own, 80, 90)
     found = account(moments(runs=[own], waits_us=0), ledger).causes_us
     assert found == {
         "window": 10,
@@ -156,10 +156,10 @@ def test_one_that_has_no_batch_has_waited_only() -> None:
 
 def test_tokens_of_a_batch_that_is_paused_count_once() -> None:
     ledger, long = Ledger(), run(LONG, 0, "L")
-    ledger.begins(long)
+    ledger.record_start(long)
     for begin in (10, 30, 50):
-        ledger.ended(run(SHORT, begin, "S", depth=1), begin, begin + 5)
-    ledger.ended(long, 0, 90)
+        ledger.record_end(run(SHORT, begin, "S", depth=1), begin, begin + 5)
+    ledger.record_end(long, 0, 90)
     found = {b.rid: (b.tokens, b.ms) for b in account(moments(waits_us=0), ledger).behind}
     assert found == {"L": (10, 0.075), "S": (30, 0.015)}
 
@@ -167,7 +167,7 @@ def test_tokens_of_a_batch_that_is_paused_count_once() -> None:
 def test_those_behind_are_the_longest_and_the_rest_is_counted() -> None:
     ledger = Ledger()
     for i in range(20):
-        ledger.ended(run(LONG, 10 * i, f"L{i}"), 10 * i, 10 * i + 9 - i % 3)
+        ledger.record_end(run(LONG, 10 * i, f"L{i}"), 10 * i, 10 * i + 9 - i % 3)
     found = account(moments(waits_us=0, end_us=200), ledger)
     assert (len(found.behind), found.left_out) == (8, 12)
     assert found.behind[0].ms == max(b.ms for b in found.behind) == 0.009
@@ -176,10 +176,10 @@ def test_those_behind_are_the_longest_and_the_rest_is_counted() -> None:
 def test_memory_is_bounded() -> None:
     ledger = Ledger(100)
     for i in range(1000):
-        ledger.ended(run(LONG, 10 * i, "L"), 10 * i, 10 * i + 5)
-        ledger.hold(10 * i, SHORT, "gap" if i % 2 else None, waits=True)
+        ledger.record_end(run(LONG, 10 * i, "L"), 10 * i, 10 * i + 5)
+        ledger.record_hold(10 * i, SHORT, "gap" if i % 2 else None, waits=True)
     assert len(ledger) <= 125
-    assert len(ledger.held(SHORT, 0, 10_000)) <= 125
+    assert len(ledger.holds_between(SHORT, 0, 10_000)) <= 125
     assert ledger.pieces(9990, 10_000)[0][2] is not None
 
 

@@ -14,7 +14,7 @@ import pytest
 from benchmark import report
 from benchmark.results import page, steps
 from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, called
+from benchmark.results.piece import Figure, Piece, Table, command_text
 from benchmark.results.ratio import ratio
 from benchmark.rig import servers
 from benchmark.rig.model import REPO
@@ -74,7 +74,7 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
     assert "![A caption.](headline.svg)" in text
     assert "`python -m closed`, seed 3." in text
     assert "cpu x, sglang 1: headline (abc), closed (abc)" in text
-    leaves = {leaf for name, step in steps.STEPS.items() for leaf in step.leaves or (name,)}
+    leaves = {leaf for name, step in steps.STEPS.items() for leaf in step.pieces or (name,)}
     for name in leaves - {"headline", "closed"}:
         assert f"- **{name}**: not measured" in text
     assert "- **overload**: not measured (python -m benchmark.serve.headline --out out/report)" in text
@@ -263,9 +263,9 @@ def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
 
 def test_no_path_outside_the_repository_is_reported() -> None:
     out = str(REPO / "out" / "x")
-    assert called("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
-    assert called("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
-    assert called("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
+    assert command_text("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
+    assert command_text("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
+    assert command_text("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
 
 
 def test_paths_in_a_piece_are_as_seen_from_the_repository(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def test_a_tokenizer_counts_exactly_and_extrapolates_beyond_its_bound(tokenizer: Path) -> None:
-    counter = TokenizerCounter(str(tokenizer), exact_bytes=1000)
+    counter = TokenizerCounter(str(tokenizer), exact_chars=1000)
     assert counter.count(read_prompt(GENERATE, {"text": "a b c"})) == 3
     assert counter.count(read_prompt(GENERATE, {"text": "a " * 10_000})) == pytest.approx(10_000, rel=0.01)
 
@@ -167,7 +167,7 @@ def watched(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tokenizer
             return made[-1]
 
     monkeypatch.setattr(tokenizers, "Tokenizer", Loader)
-    counter = TokenizerCounter(str(tokenizer), exact_bytes=16384)
+    counter = TokenizerCounter(str(tokenizer), exact_chars=16384)
     return counter, made[0]
 
 
@@ -197,13 +197,13 @@ def test_learning_from_a_reply_tokenises_nothing(watched: tuple[TokenizerCounter
 
 
 def test_a_lone_surrogate_is_tokenised_as_its_replacement(tokenizer: Path) -> None:
-    counter = TokenizerCounter(str(tokenizer), exact_bytes=1000)
+    counter = TokenizerCounter(str(tokenizer), exact_chars=1000)
     assert counter.count(read_prompt(GENERATE, {"text": "a \ud800 a"})) == 3
 
 
 @pytest.mark.parametrize("messages", [1, 3])
 def test_what_the_template_adds_is_learnt(tokenizer: Path, messages: int) -> None:
-    counter = TokenizerCounter(str(tokenizer / "tokenizer.json"), exact_bytes=1000)
+    counter = TokenizerCounter(str(tokenizer / "tokenizer.json"), exact_chars=1000)
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}] * messages})
     plain = counter.count(chat) - round(messages * START_MESSAGE_TOKENS)
     for _ in range(100):

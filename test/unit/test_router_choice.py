@@ -24,7 +24,7 @@ def servers(n: int, pools: str = "", **config: Any) -> Pools:
     made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(**config), lambda: NOW_S, fixed=False)
     names: dict[str, Assignment] = {"s": "short", "l": "long", "b": "both"}
     for instance, letter in zip(made.instances, pools or "b" * n, strict=True):
-        instance.is_known(True, MODEL, None)
+        instance.set_capabilities(True, MODEL, None)
         instance.pool = names[letter]
     return made
 
@@ -38,7 +38,7 @@ def chosen(p: Pools, ask: Ask) -> Choice:
 def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
     p = servers(1)
     chosen(p, Ask(1024, [fingerprint(HALF)]))
-    found = chosen(p, Ask(2048, [fingerprint(TEXT)], until=NOW_S))
+    found = chosen(p, Ask(2048, [fingerprint(TEXT)], refuse_at=NOW_S))
     assert (found.new_tokens, found.cached) == (1024, 1024)
     assert found.work_s == pytest.approx(0.1024 + 0.01024)
     assert found.late_s == pytest.approx(0.01 + 0.1024 + 0.01024)
@@ -50,24 +50,26 @@ def test_what_is_cached_takes_time_as_well() -> None:
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
     for busy_s, stays in ((0.35, True), (0.37, False)):
         with home.lease(1, "long", busy_s):
-            ask = Ask(2048, [fingerprint(TEXT)], until=NOW_S)
+            ask = Ask(2048, [fingerprint(TEXT)], refuse_at=NOW_S)
             assert (chosen(p, ask).instance is home) == stays
 
 
 def test_a_first_token_is_late_after_the_time_that_it_is_to_be_there() -> None:
     p = servers(1)
-    assert chosen(p, Ask(1000, until=NOW_S + 0.05)).late_s == pytest.approx(0.06)
-    assert chosen(p, Ask(1000, until=NOW_S + 0.12)).late_s == 0.0
+    assert chosen(p, Ask(1000, refuse_at=NOW_S + 0.05)).late_s == pytest.approx(0.06)
+    assert chosen(p, Ask(1000, refuse_at=NOW_S + 0.12)).late_s == 0.0
     with p.instances[0].lease(50_000, "long", 5.0):
-        assert chosen(p, Ask(100, until=NOW_S)).late_s == pytest.approx(0.03), "the slice that runs, and its own step"
-        assert chosen(p, Ask(1000, until=NOW_S)).late_s == pytest.approx(5.0 + 0.01 + 0.11)
-    p.instances[0].is_known(False, None, None)
-    assert chosen(p, Ask(1000, until=NOW_S)).late_s == 0.0, "nobody knows"
+        assert chosen(p, Ask(100, refuse_at=NOW_S)).late_s == pytest.approx(0.03), (
+            "the slice that runs, and its own step"
+        )
+        assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == pytest.approx(5.0 + 0.01 + 0.11)
+    p.instances[0].set_capabilities(False, None, None)
+    assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == 0.0, "nobody knows"
 
 
 def test_what_would_be_late_is_not_held_there_afterwards() -> None:
     p = servers(1)
-    chosen(p, Ask(1024, [fingerprint(HALF)], until=NOW_S))
+    chosen(p, Ask(1024, [fingerprint(HALF)], refuse_at=NOW_S))
     assert p.instances[0].prefix_blocks == 0
 
 
@@ -124,22 +126,22 @@ def test_a_move_is_of_the_server_that_it_names() -> None:
 )
 def test_one_more_server_joins_the_smaller_pool(pools: str, place: str) -> None:
     p = servers(len(pools), pools)
-    assert p.place() == place
+    assert p.choose_pool() == place
     for i in p.instances:
         i.served = 1
-    assert p.place() == place
+    assert p.choose_pool() == place
 
 
 def test_the_first_server_is_in_both_pools_unless_the_fleet_is_to_stay_divided() -> None:
-    assert servers(0).place() == "both"
-    assert servers(0, initial_short=1).place() == "short"
+    assert servers(0).choose_pool() == "both"
+    assert servers(0, initial_short=1).choose_pool() == "short"
 
 
 @pytest.mark.parametrize(("served", "place"), [(0, "long"), (1, "short")])
 def test_a_server_that_is_gone_does_not_count_and_one_that_is_still_to_begin_does(served: int, place: str) -> None:
     p = servers(4, "ssll")
     p.instances[0].healthy, p.instances[0].served = False, served
-    assert p.place() == place
+    assert p.choose_pool() == place
 
 
 def test_a_choice_that_is_not_taken_changes_nothing() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from laps_core.pools.choice import Pools, Tried
+from laps_core.pools.choice import Pools, TriedServers
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.decode import OTHERS_MAX, DecodeInstance, Kv, roomiest, traffic
+from laps_core.pools.decode import OTHERS_MAX, DecodeInstance, Kv, choose_decoder, estimate_traffic_ratio
 from laps_core.pools.prefixes import Ask
 
 
@@ -22,25 +22,25 @@ def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name:
 def test_the_decode_server_with_the_most_free_tokens_is_chosen_whoever_filled_the_others() -> None:
     full, free = server(80_000), server(20_000)
     with free.lease(1000):
-        assert roomiest([full, free], 100, 1.0) is free
+        assert choose_decoder([full, free], 100, 1.0) is free
 
 
 def test_room_is_counted_and_not_its_share() -> None:
     small, large = server(10_000, 50_000), server(60_000, 200_000)
-    assert roomiest([small, large], 100, 1.0) is large
+    assert choose_decoder([small, large], 100, 1.0) is large
 
 
 def test_what_was_sent_since_it_was_read_counts() -> None:
     one, other = server(20_000), server(25_000)
     with one.lease(6000):
-        assert roomiest([one, other], 100, 1.0) is other
-    assert roomiest([one, other], 100, 1.0) is one, "and what has ended since is free"
+        assert choose_decoder([one, other], 100, 1.0) is other
+    assert choose_decoder([one, other], 100, 1.0) is one, "and what has ended since is free"
 
 
 def test_what_ended_since_it_was_read_is_free() -> None:
     done, other = server(30_000, own=20_000), server(25_000)
     assert done.held() == 10_000
-    assert roomiest([done, other], 100, 1.0) is done
+    assert choose_decoder([done, other], 100, 1.0) is done
     # Never less than what this router has there.
     with done.lease(15_000):
         assert done.held(4.0) == 15_000
@@ -54,34 +54,34 @@ def test_answers_to_come_are_counted_as_they_are_without_a_reading() -> None:
 
 def test_one_that_cannot_hold_it_is_passed_over_while_another_can() -> None:
     small, large = server(0, 10_000), server(150_000, 200_000)
-    assert roomiest([small, large], 20_000, 1.0) is large
-    assert roomiest([small, large], 200, 1.0) is large
-    assert roomiest([small], 20_000, 1.0) is small, "whether it is refused is the server's to say"
+    assert choose_decoder([small, large], 20_000, 1.0) is large
+    assert choose_decoder([small, large], 200, 1.0) is large
+    assert choose_decoder([small], 20_000, 1.0) is small, "whether it is refused is the server's to say"
     silent = server()
-    assert roomiest([small, silent], 20_000, 1.0) is silent
+    assert choose_decoder([small, silent], 20_000, 1.0) is silent
 
 
 def test_of_several_ranks_one_must_hold_it_all() -> None:
     ranked = DecodeInstance("http://d:1", lambda: 0.0)
-    ranked.kv = Kv(told=0, capacity=40_000, holds=10_000, own=0)
-    assert roomiest([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
-    assert roomiest([ranked, server(35_000, 40_000)], 10_000, 1.0) is ranked
+    ranked.kv = Kv(reported=0, capacity=40_000, largest_rank=10_000, own=0)
+    assert choose_decoder([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
+    assert choose_decoder([ranked, server(35_000, 40_000)], 10_000, 1.0) is ranked
 
 
 def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_router_sent() -> None:
     silent, small, large = server(), server(20_000, 50_000), server(100_000, 200_000)
     with silent.lease(10_000):
         # 40,000, 30,000 and 100,000 are free.
-        assert roomiest([silent, small], 100, 1.0) is silent
-        assert roomiest([silent, small, large], 100, 1.0) is large
+        assert choose_decoder([silent, small], 100, 1.0) is silent
+        assert choose_decoder([silent, small, large], 100, 1.0) is large
     with silent.lease(30_000):
-        assert roomiest([silent, small], 100, 1.0) is small
+        assert choose_decoder([silent, small], 100, 1.0) is small
 
 
 def test_where_none_says_anything_the_one_with_the_fewest_tokens_is_chosen() -> None:
     full, many = server(), server()
     with full.lease(30_000), many.lease(100), many.lease(100):
-        assert roomiest([full, many], 100, 1.0) is many
+        assert choose_decoder([full, many], 100, 1.0) is many
 
 
 def test_a_restarted_server_is_not_held_to_what_the_old_one_said() -> None:
@@ -98,17 +98,17 @@ def test_the_choice_of_a_pair_minds_the_size_of_the_request() -> None:
     small, large = pools.decoders
     small.kv, large.kv = Kv(0, 10_000, 10_000, 0), Kv(195_000, 200_000, 200_000, 0)
     for tokens, chosen in ((100, small), (12_000, large)):
-        found = pools.choose_pair(Ask(10), Tried(), tokens)
+        found = pools.choose_pair(Ask(10), TriedServers(), tokens)
         assert found is not None
         assert found[1] is chosen
 
 
 def test_how_much_others_send_is_seen_in_what_is_held() -> None:
-    assert traffic([server(), server()]) == 1.0
-    assert traffic([server(30_000, own=5000), server(10_000, own=5000)]) == 4.0
-    assert traffic([server(100, own=5000)]) == 1.0
-    assert traffic([server(5000)]) == OTHERS_MAX
-    assert traffic([server(0)]) == 1.0
+    assert estimate_traffic_ratio([server(), server()]) == 1.0
+    assert estimate_traffic_ratio([server(30_000, own=5000), server(10_000, own=5000)]) == 4.0
+    assert estimate_traffic_ratio([server(100, own=5000)]) == 1.0
+    assert estimate_traffic_ratio([server(5000)]) == OTHERS_MAX
+    assert estimate_traffic_ratio([server(0)]) == 1.0
 
 
 @pytest.mark.parametrize("routers", [1, 2, 8])
@@ -129,10 +129,10 @@ def test_many_routers_that_read_at_once_fill_the_servers_evenly(routers: int) ->
         for seat in seats:
             for d, h in zip(seat, held, strict=True):
                 d.kv = Kv(h, 1_000_000, 1_000_000, d.outstanding_tokens)
-        shares = [traffic(seat) for seat in seats]
+        shares = [estimate_traffic_ratio(seat) for seat in seats]
         for k in range(64):
             seat, tokens = seats[k % routers], rng.randint(500, 1500)
-            chosen = roomiest(seat, tokens, shares[k % routers])
+            chosen = choose_decoder(seat, tokens, shares[k % routers])
             n = seat.index(chosen)
             lease = chosen.lease(tokens)
             lease.__enter__()

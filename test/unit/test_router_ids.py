@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batch_size
-from sglang_router_laps.request.ids import Ids, elsewhere, fresh
+from sglang_router_laps.request.ids import Ids, fresh, ids_elsewhere
 
 
 def reply(rid: Any) -> bytes:
@@ -20,19 +20,19 @@ def reply(rid: Any) -> bytes:
 
 
 def seen(ids: Ids, rid: Any) -> Any:
-    return json.loads(ids.as_asked(reply(rid)))["meta_info"]["id"]
+    return json.loads(ids.with_client_ids(reply(rid)))["meta_info"]["id"]
 
 
 def test_a_request_without_an_id_shows_that_of_the_router_whatever_attempt_answers() -> None:
     ids = Ids(None, None)
     first = ids.name
-    assert list(ids.asked_by()) == [first]
+    assert list(ids.client_ids()) == [first]
     names = set()
     for _ in range(3):
         ids.renew()
-        prefill, decode = ids.servers()
+        prefill, decode = ids.body_ids()
         assert (prefill, decode) == (f"{ids.name}.prefill", ids.name)
-        assert ids.known_as() == ([prefill], [decode])
+        assert ids.server_ids() == ([prefill], [decode])
         assert seen(ids, decode) == seen(ids, prefill) == first
         names.add(decode)
     assert len(names) == 3
@@ -44,7 +44,7 @@ def test_servers_never_see_the_clients_ids_and_the_client_no_others(rid: Any) ->
     ids = Ids(rid, len(rid) if isinstance(rid, list) else None, first="0" * 32)
     for _ in range(3):
         ids.renew()
-        for made in ids.servers():
+        for made in ids.body_ids():
             each = made if isinstance(made, list) else [made]
             assert all(re.fullmatch("[0-9a-f]{32}(.prefill)?", r) for r in each)
             assert seen(ids, made) == rid
@@ -57,7 +57,7 @@ def test_no_id_is_a_prefix_of_another(rid: str | None, n: int) -> None:
     ids = Ids(rid, n)
     for _ in range(2):
         ids.renew()
-        for each in ids.known_as():
+        for each in ids.server_ids():
             assert len(each) == n
             assert not any(b.startswith(a) for a, b in permutations([*each, fresh()], 2))
 
@@ -95,24 +95,24 @@ def test_what_sglang_takes_for_no_id_is_refused(rid: Any, batch: int | None, say
 def test_the_parts_of_a_batch_have_ids_of_their_own(endpoint: str, body: dict[str, Any], parts: list[str]) -> None:
     ids = Ids("r", batch_size(endpoint, body))
     ids.renew()
-    assert ids.asked_by() == {"r": None, **{part: i for i, part in enumerate(parts)}}
-    assert [seen(ids, made) for made in ids.known_as()[1]] == (parts or ["r"])
+    assert ids.client_ids() == {"r": None, **{part: i for i, part in enumerate(parts)}}
+    assert [seen(ids, made) for made in ids.server_ids()[1]] == (parts or ["r"])
 
 
 @pytest.mark.parametrize("rid", ["mine", None])
 def test_another_router_finds_the_ids_of_a_first_attempt(rid: str | None) -> None:
     ids = Ids(rid, None, owner="me")
     ids.renew()
-    (named,) = ids.asked_by()
-    there = elsewhere(named, "me")
-    prefill, decode = ids.known_as()
+    (named,) = ids.client_ids()
+    there = ids_elsewhere(named, "me")
+    prefill, decode = ids.server_ids()
     assert {*prefill} <= {*there["prefill"]}
     assert {*decode} <= {*there["decode"]}
     assert rid not in there["decode"]
     # Another client's with the same id is another one.
-    assert not rid or not {*decode} & {*elsewhere(named, "you")["decode"]}
+    assert not rid or not {*decode} & {*ids_elsewhere(named, "you")["decode"]}
 
 
 def test_an_empty_id_is_none() -> None:
     ids = Ids("", None)
-    assert list(ids.asked_by()) == [ids.name]
+    assert list(ids.client_ids()) == [ids.name]

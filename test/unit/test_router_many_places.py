@@ -40,11 +40,11 @@ def fleet(seed: int, n: int, ranks: int) -> Pools:
     config = AllocConfig(initial_short=n // 3 if rng.random() < 0.5 and n >= 3 else None, spill="both", load_unit=2000)
     pools = Pools([(f"http://p{i}", 1) for i in range(n)], config, clock=lambda: 100.0)
     for i in pools.instances:
-        i.spread(ranks)
-        i.is_known(rng.random() < 0.5, MODEL if rng.random() < 0.7 else None, None)
+        i.set_rank_count(ranks)
+        i.set_capabilities(rng.random() < 0.5, MODEL if rng.random() < 0.7 else None, None)
         for place in i.places:
             if rng.random() < 0.3:
-                place.outlook.told(99.0 + rng.random(), rng.random() * 0.1, rng.random() * 2.0)
+                place.outlook.record_work(99.0 + rng.random(), rng.random() * 0.1, rng.random() * 2.0)
     return pools
 
 
@@ -69,7 +69,7 @@ def test_the_choice_is_that_of_looking_at_each_place(seed: int, n: int, ranks: i
             ask = Ask(tokens, [fingerprint(p) for p in prompts], slo_s=slo_s)
             with pytest.MonkeyPatch.context() as patch:
                 if k:
-                    patch.setattr(choice_module, "offers", each)
+                    patch.setattr(choice_module, "list_offers", each)
                 found.append(send(pools, ask))
         assert said(found[0]) == said(found[1])
         made = [choice.lease().__enter__() for choice in found if choice]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from choosing import send
-from laps_core.pools.choice import Pools, Tried
+from laps_core.pools.choice import Pools, TriedServers
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import Instance
 from laps_core.pools.prefill import PrefillInstance
@@ -23,18 +23,18 @@ def pairs(prefills: int = 2, decodes: int = 2) -> Pools:
     )
 
 
-def choose(p: Pools, tried: Tried) -> Way:
+def choose(p: Pools, tried: TriedServers) -> Way:
     found = p.choose_pair(Ask(10), tried)
     assert found is not None
     return found[0].instance, found[1]
 
 
 def test_every_pair_is_tried_once_before_any_is_again() -> None:
-    p, tried = pairs(2, 3), Tried()
+    p, tried = pairs(2, 3), TriedServers()
     ways: list[Way] = []
-    while p.left(tried, now=True):
+    while p.has_untried_pair(tried, now=True):
         ways.append(choose(p, tried))
-        tried.ways.add(ways[-1])
+        tried.pairs.add(ways[-1])
     assert len(ways) == len(set(ways)) == 6
     # Two servers that had no part in the first failure come before either of the first two.
     assert not set(ways[0]) & set(ways[1])
@@ -44,10 +44,10 @@ def test_every_pair_is_tried_once_before_any_is_again() -> None:
 def test_a_server_that_failed_is_left_while_there_is_another() -> None:
     p = pairs()
     sick = p.instances[0]
-    tried = Tried(servers={sick, p.decoders[0]})
+    tried = TriedServers(servers={sick, p.decoders[0]})
     assert choose(p, tried) == (p.instances[1], p.decoders[1])
     tried.servers.add(p.decoders[1])
-    assert not p.left(tried, now=False)
+    assert not p.has_untried_pair(tried, now=False)
     assert choose(p, tried)[0] is not sick
 
 
@@ -55,8 +55,8 @@ def test_a_server_on_trial_counts_for_later_only() -> None:
     p = pairs(2, 1)
     for _ in range(10):
         p.decoders[0].breaker.failed()
-    assert not p.left(Tried(), now=True)
-    assert p.left(Tried(), now=False)
+    assert not p.has_untried_pair(TriedServers(), now=True)
+    assert p.has_untried_pair(TriedServers(), now=False)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -64,15 +64,15 @@ def test_a_role_without_a_healthy_server_is_named(role: str) -> None:
     p = pairs()
     for i in p.instances if role == "prefill" else p.decoders:
         i.healthy = False
-    assert p.choose_pair(Ask(10), Tried()) is None
-    assert p.missing() == role
+    assert p.choose_pair(Ask(10), TriedServers()) is None
+    assert p.missing_role() == role
 
 
 def test_the_decode_server_with_the_fewest_tokens_is_chosen_not_that_with_the_fewest_requests() -> None:
     p = pairs(2, 2)
     full, many = p.decoders
     with full.lease(30_000), many.lease(100), many.lease(100):
-        assert choose(p, Tried())[1] is many
+        assert choose(p, TriedServers())[1] is many
 
 
 def test_a_prompt_goes_where_it_fits_while_there_is_such_a_server() -> None:

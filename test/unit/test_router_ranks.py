@@ -31,7 +31,7 @@ def fleet(*ranks: int, initial_short: int | None = None) -> Pools:
     servers = [(f"http://p{i}:1", 1) for i in range(len(ranks))]
     pools = Pools(servers, AllocConfig(initial_short=initial_short), Clock(), fixed=False)
     for instance, n in zip(pools.instances, ranks, strict=True):
-        instance.spread(n)
+        instance.set_rank_count(n)
     return pools
 
 
@@ -125,7 +125,7 @@ def test_what_was_sent_to_ranks_that_are_no_more_ends_as_it_should() -> None:
     (instance, _) = pools.instances
     old = instance.places[2]
     with instance.lease(1000, "long", 3.0, old.rank):
-        instance.spread(2)
+        instance.set_rank_count(2)
         assert old not in instance.places
         assert [p.outstanding for p in instance.places] == [0, 0]
     assert instance.outlook.waiting(0.0) == (0.0, 0.0)
@@ -154,7 +154,7 @@ def test_flushed_caches_are_empty_at_every_rank() -> None:
 @pytest.mark.parametrize("ranks", [0, 1, RANKS_MAX + 1, 10**30])
 def test_what_is_no_number_of_ranks_is_one(ranks: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
-    instance.spread(ranks)
+    instance.set_rank_count(ranks)
     assert instance.places == (instance,)
 
 
@@ -173,7 +173,7 @@ def test_a_room_names_its_rank(of: int, data: st.DataObject) -> None:
 @given(st.sampled_from([2, 3, 8, 9, 64]))
 def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
-    instance.spread(ranks)
+    instance.set_rank_count(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
     for p in instance.places:
         p.prefixes.add(long)
@@ -185,11 +185,11 @@ def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
 )
 def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: int | None, held: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
-    instance.spread(ranks)
+    instance.set_rank_count(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
     for p in instance.places:
         p.prefixes.add(long)
-    instance.remembers(told)
+    instance.set_cache_size(told)
     for p in instance.places:
         p.prefixes.add(fingerprint(range(-64, 64)))
         p.prefixes.add(long)
@@ -198,7 +198,7 @@ def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: 
 
 def test_no_server_makes_the_router_remember_without_end() -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
-    instance.remembers(1 << 40)
+    instance.set_cache_size(1 << 40)
     instance.prefixes.add(Fingerprint(tuple(range(1 << 20)), 1.0))
     assert len(instance.prefixes) * 64 == PREFIX_TOKENS_MOST
 
@@ -206,7 +206,7 @@ def test_no_server_makes_the_router_remember_without_end() -> None:
 def test_ranks_learn_the_speed_that_all_servers_share_once() -> None:
     clock = Clock()
     pools = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), clock)
-    pools.instances[0].spread(2)
+    pools.instances[0].set_rank_count(2)
     lease = pools.instances[0].lease(1000, "long", 0.1, pools.instances[0].places[1].rank)
     with lease:
         clock.now = 2.0

@@ -21,7 +21,7 @@ TEXT = b"".join(b"%08d" % i for i in range(1024))
 def servers(n: int) -> Pools:
     made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(), lambda: 100.0, fixed=False)
     for instance in made.instances:
-        instance.is_known(True, MODEL, None)
+        instance.set_capabilities(True, MODEL, None)
     return made
 
 
@@ -114,7 +114,9 @@ def test_a_turn_of_exactly_the_threshold_waits_for_short_work_alone() -> None:
 def test_the_time_to_read_a_cached_history_counts_once() -> None:
     p = servers(2)
     for instance in p.instances:
-        instance.is_known(True, Coefficients(alpha=0.0, linear=1e-4, gamma_r=2e-4, per_request=0.0, fixed=0.01), None)
+        instance.set_capabilities(
+            True, Coefficients(alpha=0.0, linear=1e-4, gamma_r=2e-4, per_request=0.0, fixed=0.01), None
+        )
     first = chosen(p, Ask(1024, [fingerprint(TEXT[:4096])], session="a"))
     found = chosen(p, Ask(2048, [fingerprint(TEXT)], session="a"))
     assert (found.instance, found.why, found.cached) == (first.instance, "session", 1024)

@@ -15,15 +15,15 @@ from laps_plan.traffic.lengths import fixed
 
 from benchmark.rig.model import REPO
 from benchmark.sim.loads import FAR, LATER_S, LOADS, NEAR, UNEVEN, Loop, Pause
-from benchmark.sim.rules import Case, Effect, Seen, cell, effects, largest, matrix, raw, simulated, summary
-from benchmark.sim.without import ALL, RULES, Rule, fills, put
+from benchmark.sim.rules import Case, Effect, Result, cell, effects, largest, matrix, raw, simulated, summary
+from benchmark.sim.without import ALL, RULES, Rule, fills, patch
 
-SEEN = Seen(0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
+SEEN = Result(0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
 PLACE = Case("h200-qwen3-8b", "mix 50%")
 
 
 def test_a_rule_is_back_once_the_simulation_is_over() -> None:
-    rule = Rule("", "", patches=[put(fairness, "SAVED", 1), put(preemption, "DEPTH", 0)])
+    rule = Rule("", "", patches=[patch(fairness, "SAVED", 1), patch(preemption, "DEPTH", 0)])
     before = fairness.SAVED, preemption.DEPTH
     with rule.taken_out():
         assert (fairness.SAVED, preemption.DEPTH) == (1, 0)
@@ -55,7 +55,7 @@ def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: s
     profile, load = Profile.load("h200-qwen3-8b"), replace(LOADS[name], requests=200)
     rule = next(r for r in RULES if r.name == ("window" if load.clients else "slices"))
 
-    def seen(without: Rule | None) -> Seen:
+    def seen(without: Rule | None) -> Result:
         return simulated(load, profile, without, seed=7, times=1)
 
     today = seen(None)

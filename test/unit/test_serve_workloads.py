@@ -114,7 +114,7 @@ def test_conversations_grow_and_wait_for_their_answers() -> None:
 
 def test_a_turn_repeats_what_came_before_it() -> None:
     prompts = Prompts((3, 2000), 1, LONGEST, reuse=True, prefill_only=False)
-    first, second = Job(0.0, 20, 0, 5, goes_on=True), Job(1.0, 30, 20, 5, goes_on=True)
+    first, second = Job(0.0, 20, 0, 5, continues_stream=True), Job(1.0, 30, 20, 5, continues_stream=True)
     assert prompts.ids(second, None)[:20] == prompts.ids(first, None)
     assert len(prompts.ids(second, None)) == 50
 
@@ -147,7 +147,7 @@ def test_a_workload_there_is_not() -> None:
 
 
 def test_histories_from_before_the_load_are_those_of_each_first_turn() -> None:
-    talk = [Job(0.0, 10, 500, 1, goes_on=True), Job(1.0, 10, 510, 1, goes_on=True)]
+    talk = [Job(0.0, 10, 500, 1, continues_stream=True), Job(1.0, 10, 510, 1, continues_stream=True)]
     jobs = [*talk, Job(0.5, 10, 300, 2), Job(0.7, 10, 700, 2)]
     prompts = Prompts((3, 2000), 1, LONGEST, reuse=True, prefill_only=False)
     assert prompts.histories(jobs) == [prompts.whole_stream(1, 500), prompts.whole_stream(2, 700)]

@@ -90,6 +90,6 @@ def test_agents_are_as_many_at_all_times_and_few_of_their_turns_are_short() -> N
 
 def test_a_sub_agent_leaves_the_history_of_its_session_in_the_cache() -> None:
     turns = [(0.0, 5000, 0), (1.0, 300, 0), (2.0, 100, 5000)]
-    jobs = [Job(at, new, cached, 1, goes_on=True) for at, new, cached in turns]
+    jobs = [Job(at, new, cached, 1, continues_stream=True) for at, new, cached in turns]
     outcome = run(VARIANTS["fcfs"], Trace(jobs), PROFILE, servers=2)
     assert sorted(zip(outcome.record.new, outcome.record.cached, strict=True)) == [(100, 5000), (300, 0), (5000, 0)]

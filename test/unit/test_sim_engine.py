@@ -163,14 +163,14 @@ class Remembered(Laps):
         self.told: list[Any] = []
         self.held = 0
         pacer: Any = self.pacer
-        told = pacer.ended
+        told = pacer.record_result
 
         def ended(batch: Any, *args: Any) -> Any:
             took_s = told(batch, *args)
             self.told.append((batch, batch.started, batch.done, took_s))
             return took_s
 
-        pacer.ended = ended
+        pacer.record_result = ended
 
     def next(self, now: float) -> Batch | float | None:
         said = super().next(now)

@@ -40,7 +40,7 @@ def test_every_token_is_computed_once_and_every_request_answered(name: str) -> N
 
     class Devices(Ranks):
         def seconds(self, batch: GroupBatch) -> float:
-            if not batch.goes_on:
+            if not batch.continues_step:
                 for rank, parts in enumerate(batch.parts):
                     for request, new, _ in parts:
                         assert request.rank == rank

@@ -17,7 +17,7 @@ from laps_plan.sim.request import Batch, Request
 from laps_plan.traffic.lengths import fixed, mix, uniform
 
 from benchmark.fidelity.compare import Simulator, drawn
-from benchmark.fidelity.host import LADDER, Alone, Host
+from benchmark.fidelity.host import LADDER, Host, LoneRequests
 
 
 def batch(*new: int) -> Batch:
@@ -53,7 +53,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
     bare = Profile(name="", source="", coefficients=model, poll_s=0.0)
     truth = replace(bare, front_s=2e-3, front_token_s=2e-6, poll_s=1e-3, step_host_s=1e-3, reply_s=2e-3)
     tokens = [n for n in LADDER for _ in range(20)]
-    host = Host(bare, chunk, Alone(tokens, [float(lone_s(truth, n, 0, chunk)) for n in tokens]))
+    host = Host(bare, chunk, LoneRequests(tokens, [float(lone_s(truth, n, 0, chunk)) for n in tokens]))
     found = host.profile(1.0)
     assert found.front_s + found.reply_s == pytest.approx(4e-3, rel=0.3)
     assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.05)
@@ -63,7 +63,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
     rows = drawn(mix(uniform(16, 128), fixed(2048), 0.1), 20.0, 12.0, "training")
     record = Simulator(host.profile(1.5), chunk).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
-    found = host.under_load("laps", rows, [when[r.at_s, r.new] for r in rows])
+    found = host.profile_under_load("laps", rows, [when[r.at_s, r.new] for r in rows])
     assert found.details["slowed_under_load"] == pytest.approx(1.5, abs=0.1)
 
 

@@ -16,7 +16,7 @@ costs = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
 def test_a_slice_is_too_long_only_where_one_operator_is(sizes: list[float], each: float) -> None:
     cut, found = Cut(each), [0.0]
     for size in sizes:
-        if cut.due(size):
+        if cut.count_operator(size):
             found.append(0.0)
         found[-1] += size
     assert sum(found) == pytest.approx(cut.done) == pytest.approx(sum(sizes))
@@ -51,7 +51,7 @@ def test_pairs_of_tokens_are_those_that_attention_computes() -> None:
 def test_ranks_pause_as_often_as_there_are_slices_and_at_the_same_layers(layers: int, data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, layers))
     even = Even(layers, parts)
-    pauses = [i for i in range(layers) if even.due()]
+    pauses = [i for i in range(layers) if even.count_layer()]
     assert len(pauses) == parts - 1
     assert even.done == layers
     sizes = [b - a for a, b in pairwise([0, *pauses, layers])]
@@ -66,8 +66,8 @@ def test_no_pass_has_more_slices_than_layers(parts: int) -> None:
 
 def test_what_comes_before_the_operators_fills_slices_and_is_not_done() -> None:
     cut = Cut(10.0)
-    assert [cut.before_due(6.0) for _ in range(3)] == [False, True, True]
+    assert [cut.count_encoder_layer(6.0) for _ in range(3)] == [False, True, True]
     assert cut.done == 0.0
-    assert cut.due(4.0) is False, "it fits beside the last of them"
-    assert cut.due(1.0) is True
+    assert cut.count_operator(4.0) is False, "it fits beside the last of them"
+    assert cut.count_operator(1.0) is True
     assert cut.done == 5.0

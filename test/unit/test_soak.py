@@ -142,9 +142,9 @@ def test_the_load_has_all_workloads_and_shared_beginnings() -> None:
     jobs = list(itertools.takewhile(lambda one: one[0] < (load.SETS + 1) * span_s, made.jobs()))
     assert len(jobs) / ((load.SETS + 1) * span_s) == pytest.approx(3.0, rel=0.35)
     assert {prompts for _, prompts, _ in jobs} == set(range(load.SETS))
-    assert any(job.goes_on and job.cached for *_, job in jobs)
+    assert any(job.continues_stream and job.cached for *_, job in jobs)
     assert max(job.new + job.cached for *_, job in jobs) <= load.SCALE.longest
-    job = next(job for *_, job in jobs if job.goes_on and job.cached > 100)
+    job = next(job for *_, job in jobs if job.continues_stream and job.cached > 100)
     texts = [made._text(job, 0, random.Random(i), load.CHAT)[1]["messages"][0]["content"] for i in range(2)]
     assert texts[0] == texts[1] != made._text(job, 1, random.Random(0), load.CHAT)[1]["messages"][0]["content"]
     ids = [made._generate(job, random.Random(i))[1]["input_ids"] for i in range(2)]

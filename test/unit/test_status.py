@@ -43,7 +43,7 @@ def test_the_lengths_of_ranks_are_added_up() -> None:
     one.add(100, 5)
     other.add(100, 7)
     other.add(3000, 0)
-    told = [{**rank(1, 0.0, 0.0), "lengths": msgspec.to_builtins(c.told(60.0))} for c in (one, other)]
+    told = [{**rank(1, 0.0, 0.0), "lengths": msgspec.to_builtins(c.to_lengths(60.0))} for c in (one, other)]
     lengths = read_status(merge(told)).lengths
     assert lengths is not None
     assert [(b.requests, b.new_tokens, b.cached_tokens) for b in lengths.buckets] == [(2, 200, 12), (1, 3000, 0)]

@@ -29,10 +29,10 @@ def test_a_batch_that_preempts_lies_within_the_one_that_is_paused() -> None:
     ledger = Ledger()
     long = Run(cls=LONG, rids=("L",), tokens=(900,), begin_us=10, predicted_us=40, layers=4)
     short = Run(cls=SHORT, rids=("S",), tokens=(30,), begin_us=30, predicted_us=5, depth=1)
-    ledger.begins(long)
-    ledger.ended(short, 30, 42)
-    ledger.ended(long, 10, 70)
-    ledger.hold(75, SHORT, "window", waits=True)
+    ledger.record_start(long)
+    ledger.record_end(short, 30, 42)
+    ledger.record_end(long, 10, 70)
+    ledger.record_hold(75, SHORT, "window", waits=True)
     device = [e for e in drawn(ledger, Recent(), 100) if e["ph"] == "X" and e["tid"] == 1]
     assert [(e["name"], e["ts"], e["dur"]) for e in device] == [
         ("idle", 0, 10),
@@ -54,9 +54,9 @@ def test_a_batch_that_preempts_lies_within_the_one_that_is_paused() -> None:
 
 def test_a_step_of_twice_its_prediction_is_marked() -> None:
     ledger = Ledger()
-    ledger.ended(Run(cls=SHORT, begin_us=0, predicted_us=10), 0, 20)
-    ledger.ended(Run(streams=3, begin_us=20, predicted_us=11), 20, 40)
-    ledger.ended(Run(streams=3, begin_us=40), 40, 90)
+    ledger.record_end(Run(cls=SHORT, begin_us=0, predicted_us=10), 0, 20)
+    ledger.record_end(Run(streams=3, begin_us=20, predicted_us=11), 20, 40)
+    ledger.record_end(Run(streams=3, begin_us=40), 40, 90)
     marks = [e for e in drawn(ledger, Recent(), 100) if e["ph"] == "i"]
     assert [(e["name"], e["ts"]) for e in marks] == [("late step", 20)]
 
@@ -78,7 +78,7 @@ def test_a_request_waits_is_computed_and_is_sent() -> None:
 
 def test_what_has_not_ended_is_drawn_until_now() -> None:
     ledger = Ledger()
-    ledger.begins(Run(cls=LONG, rids=("L",), tokens=(900,), begin_us=40))
+    ledger.record_start(Run(cls=LONG, rids=("L",), tokens=(900,), begin_us=40))
     (batch,) = [e for e in drawn(ledger, Recent(), 100) if e["name"].startswith("long:")]
     assert (batch["ts"], batch["dur"], batch["args"]["measured_ms"]) == (40, 60, None)
 

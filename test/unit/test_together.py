@@ -127,30 +127,30 @@ def test_the_step_keeps_its_time_and_its_budget(seed: int) -> None:
 def decode() -> Decode:
     """With four streams whose last step ended at 0; a token is due every 100 ms."""
     made = Decode(100.0)
-    made.watch(-FIXED_S, 4)
-    made.sent()
-    made.ran(-FIXED_S, 0.0, streams=4, within=False)
-    made.watch(0.0, 4, 400)
+    made.set_streams(-FIXED_S, 4)
+    made.record_launch()
+    made.record_step(-FIXED_S, 0.0, streams=4, within=False)
+    made.set_streams(0.0, 4, 400)
     return made
 
 
 def test_rows_go_with_both_classes_and_nothing_runs_in_slices() -> None:
-    plan = decode().turn(0.0, BOTH, due(50, 50), due(4000), None, sizes())
+    plan = decode().adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes())
     assert (plan.order, plan.mixed, plan.decode, plan.long.layers) == ((LONG,), True, "carried", 0)
     assert plan.long.tokens == pytest.approx(980 - 4, abs=1), "rows of 0.4 ms"
 
 
 def test_classes_of_different_priority_share_no_step() -> None:
-    apart = decode().turn(0.0, BOTH, due(50, 50), due(4000), None, sizes(), apart=True)
+    apart = decode().adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes(), apart=True)
     assert apart == BOTH._replace(decode="carried"), "short requests alone, and the rows"
 
 
 def test_without_rows_or_deadlines_all_is_as_before() -> None:
     made = decode()
-    made.watch(0.0, 4, None)
-    assert made.turn(0.0, BOTH, due(50, 50), due(4000), None, sizes()) == BOTH
+    made.set_streams(0.0, 4, None)
+    assert made.adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes()) == BOTH
     free = [w._replace(deadline_s=None) for w in due(50, 50)]
-    assert not decode().turn(0.0, BOTH, free, due(4000), None, sizes()).mixed
+    assert not decode().adjust_plan(0.0, BOTH, free, due(4000), None, sizes()).mixed
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 60))
@@ -160,19 +160,21 @@ def test_prompts_keep_their_share_of_steps_for_all(seed: int, streams: int) -> N
     step_s = FIXED_S + streams * 1e-5 + rows_s
     log: list[tuple[float, float]] = []
     for _ in range(100):
-        made.watch(now, streams, 100 * streams)
+        made.set_streams(now, streams, 100 * streams)
         shorts = due(*(rng.randint(1, 60) for _ in range(rng.randint(0, 3))), by_s=now + 1.0)
         longs = due(rng.randint(100, 9000), by_s=now + 9.0)
         plan = plan_for(shorts)
-        plan = made.turn(now, plan, shorts, longs, None, sizes())
+        plan = made.adjust_plan(now, plan, shorts, longs, None, sizes())
         tokens = plan.long.tokens if plan.order == (LONG,) else sum(shorts[i].tokens for i in plan.picked)
         tokens = min(tokens, sum(w.tokens for w in (*shorts, *longs)))
         prompts_s = FIXED_S + tokens * TOKEN_S if plan.order else 0.0
         rows = made.rows_s(sizes())
         if plan.decode:
             took = prompts_s + rows if plan.decode == "carried" else step_s
-            made.sent()
-            made.ran(now, now + took, streams=streams, within=False, rows_s=rows if plan.decode == "carried" else None)
+            made.record_launch()
+            made.record_step(
+                now, now + took, streams=streams, within=False, rows_s=rows if plan.decode == "carried" else None
+            )
             log.append((took - prompts_s, prompts_s))
         else:
             log.append((0.0, prompts_s))

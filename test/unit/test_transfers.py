@@ -18,7 +18,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_prompt_in_pieces_does_not_cut_the_way_to_a_decode_server() -> None:
-    transfers.be_patient()
+    transfers.set_environment()
     assert int(os.environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"]) > 50_000
     assert float(os.environ["SGLANG_FAILED_SESSION_PROBE_INTERVAL_S"]) <= 5
 
@@ -27,7 +27,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "7")
     # SGLang ends where the first is beyond the second.
     monkeypatch.setenv("SGLANG_FAILED_SESSION_PROBE_INTERVAL_S", "60")
-    transfers.be_patient()
+    transfers.set_environment()
     assert os.environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "7"
     assert os.environ["SGLANG_FAILED_SESSION_PROBE_INTERVAL_S"] == "60"
     assert "SGLANG_FAILED_SESSION_PROBE_MAX_INTERVAL_S" not in os.environ

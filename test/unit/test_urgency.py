@@ -91,7 +91,7 @@ def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:
     for _ in range(2000):
         oldest = guard.credit_s >= 0.5
         turns += oldest
-        guard.ran(1.0, oldest=oldest, late=True)
+        guard.record_batch(1.0, oldest=oldest, late=True)
     assert 0.5 * LATE * 0.15 < turns / 2000 < 1.1 * LATE * 0.15
 
 

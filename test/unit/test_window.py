@@ -22,16 +22,16 @@ def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[in
     while pending or waiting:
         now = max(now, pending[0]) if not waiting else now
         while pending and pending[0] <= now:
-            window.arrived(pending[0])
+            window.record_arrivals(pending[0])
             waiting.append(short(pending.pop(0)))
         answer = ask(window, now, waiting)
         if answer.held == "window":
             now = min([answer.account.until_s, *pending[:1]])
             continue
-        window.dispatched(now, len(answer.picked), answer.account.waited_s, answer.account.reason)
+        window.record_dispatch(now, len(answer.picked), answer.account.waited_s, answer.account.reason)
         depths.append(len(answer.picked))
         now += predict([(waiting[i].tokens, 0) for i in answer.picked])
-        window.completed(now, len(answer.picked))
+        window.record_completion(now, len(answer.picked))
         waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
     return now, depths
 
@@ -52,12 +52,12 @@ def test_lone_requests_are_not_held_even_at_a_high_rate() -> None:
     window, now = opened(), 0.0
     for gap in [0.1 * MS, 1 * MS, 30 * MS] * 50:
         now += gap
-        window.arrived(now)
+        window.record_arrivals(now)
         answer = ask(window, now, [short(now)])
         assert answer == left((0,), "idle")
-        window.dispatched(now, 1, 0.0, "idle")
+        window.record_dispatch(now, 1, 0.0, "idle")
         now += 1 * MS
-        window.completed(now, 1)
+        window.record_completion(now, 1)
 
 
 def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
@@ -66,7 +66,7 @@ def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
     for _ in range(3):
         now, _ = serve(window, now + 0.2, BURST)
     now += 0.2
-    window.arrived(now)
+    window.record_arrivals(now)
     return window, now
 
 
@@ -75,7 +75,7 @@ def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     answer = ask(window, now, [short(now)])
     assert answer.held == "window"
     assert 2 * MS < answer.account.until_s - now < 5 * MS
-    window.arrived(now + 1 * MS, 7)
+    window.record_arrivals(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
     assert full == left(tuple(range(8)), "depth", about(1 * MS))
 
@@ -105,7 +105,7 @@ def test_late_ones_are_counted_and_keep_their_turn() -> None:
     assert answer.held != "window"
     assert answer.picked == (0, 1, 2, 3)
     assert answer.account.late == 2
-    window.dispatched(0.0, 4, 0.0, answer.account.reason, answer.account.late)
+    window.record_dispatch(0.0, 4, 0.0, answer.account.reason, answer.account.late)
     assert window.status()["late"] == 2
 
 
@@ -145,7 +145,7 @@ def test_over_budget_those_that_fit_go_in_their_order() -> None:
 def test_aborts_leave_no_ghosts() -> None:
     window, now = known_bursts(LapsConfig())
     assert ask(window, now, [short(now)]).held == "window"
-    window.nothing_waits()
+    window.record_empty_queue()
     answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
     assert answer.held != "window"
     assert answer.account.waited_s == 0.0

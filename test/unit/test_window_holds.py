@@ -29,8 +29,8 @@ from windows import (
 def test_the_time_of_recent_batches_is_smoothed() -> None:
     window = made()
     for start, took in ((1.0, 8 * MS), (2.0, 16 * MS), (3.0, 2 * MS)):
-        window.dispatched(start, 1, 0.0, "idle")
-        window.completed(start + took, 1)
+        window.record_dispatch(start, 1, 0.0, "idle")
+        window.record_completion(start + took, 1)
     assert window.status()["service_ms"] == about(8.0)
 
 
@@ -73,7 +73,7 @@ def test_the_device_idles_for_one_window_at_most() -> None:
     window, now = known_bursts()
     costs = costly(1.0)
     assert ask(window, now, [short(now)], predict=costs) == held(about(now + 10 * MS))
-    window.completed(now + 18 * MS, 1)  # waiting was free until then
+    window.record_completion(now + 18 * MS, 1)  # waiting was free until then
     after = ask(window, now + 28 * MS, [short(now)] * 2, predict=costs)
     assert after == left((0, 1), "window", about(28 * MS))
 
@@ -102,8 +102,8 @@ def test_nothing_is_held_while_no_step_can_be_predicted() -> None:
 def test_two_groups_that_take_turns_become_one() -> None:
     window, now = closed_loop(4)
     TOLD.now = predict
-    window.arrived(now + 1 * MS, 4)
-    window.dispatched(now + 1 * MS, 4, 0.0, "idle")
+    window.record_arrivals(now + 1 * MS, 4)
+    window.record_dispatch(now + 1 * MS, 4, 0.0, "idle")
     now, free_s = now + 5 * MS, now + 10 * MS
     waiting = [short(now)] * 3
 
@@ -118,7 +118,7 @@ def test_two_groups_that_take_turns_become_one() -> None:
     five = [short(now)] * 5
     assert window.decide(now, five, token_budget=8192, free_s=free_s).picked == (0, 1, 2, 3, 4), "not all find room"
     off = made(LapsConfig(wait_window_ms=0.0))
-    off.dispatched(now, 4, 0.0, "idle")
+    off.record_dispatch(now, 4, 0.0, "idle")
     assert off.decide(now, waiting, token_budget=8192, free_s=free_s).picked == (0, 1, 2)
 
 
@@ -132,30 +132,30 @@ def test_who_was_followed_more_often_than_it_must_pay_is_waited_with(followed: i
     window, now = made(), 1.0
     for i in range(10):
         there = 2 if i < followed else 1
-        window.arrived(now)
-        window.arrived(now + 2 * MS, there - 1)
-        window.dispatched(now + 2 * MS, there, 0.0, "idle")
-        window.completed(now + 12 * MS, there)
+        window.record_arrivals(now)
+        window.record_arrivals(now + 2 * MS, there - 1)
+        window.record_dispatch(now + 2 * MS, there, 0.0, "idle")
+        window.record_completion(now + 12 * MS, there)
         now += 0.2
-    window.arrived(now)
+    window.record_arrivals(now)
     assert ask(window, now, [short(now)]) == (held(about(now + PAYS * FIXED_S)) if waits else left((0,), "idle"))
 
 
 def test_a_deadline_that_is_far_changes_nothing_of_a_hold() -> None:
     window, now = made(), 1.0
     for _ in range(4):  # bursts, whose clients do not come back
-        window.arrived(now)
-        window.arrived(now + 4.5 * MS, 7)
-        window.dispatched(now + 4.5 * MS, 8, 0.0, "idle")
-        window.completed(now + 12 * MS, 8)
+        window.record_arrivals(now)
+        window.record_arrivals(now + 4.5 * MS, 7)
+        window.record_dispatch(now + 4.5 * MS, 8, 0.0, "idle")
+        window.record_completion(now + 12 * MS, 8)
         now += 0.2
     for _ in range(6):  # a crowd that comes back 1 ms after its batch
-        window.arrived(now, 40)
-        window.dispatched(now, 40, 0.0, "idle")
-        window.completed(now + 10 * MS, 40)
+        window.record_arrivals(now, 40)
+        window.record_dispatch(now, 40, 0.0, "idle")
+        window.record_completion(now + 10 * MS, 40)
         now += 11 * MS
     now -= 0.9 * MS
-    window.arrived(now)
+    window.record_arrivals(now)
     far = ask(window, now, [short(now, deadline=now + 1.0)])
     assert far == ask(window, now, [short(now)])
 
@@ -163,7 +163,7 @@ def test_a_deadline_that_is_far_changes_nothing_of_a_hold() -> None:
 def test_waits_and_depths_are_counted_by_size() -> None:
     window = made()
     for depth, waited_s in ((1, 0.0), (2, 2 * MS), (3, 3 * MS), (4, 0.06)):
-        window.dispatched(1.0, depth, waited_s, "idle")
+        window.record_dispatch(1.0, depth, waited_s, "idle")
     status = window.status()
     assert {edge: n for edge, n in status["waits_ms"].items() if n} == {"<=0.5": 1, "<=2": 1, "<=5": 1, ">50": 1}
     assert status["depths"] == {"<=1": 1, "<=2": 1, "<=4": 2}

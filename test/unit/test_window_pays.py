@@ -26,29 +26,29 @@ class Chances:
     def burst(self, comes: bool) -> float | None:
         """Return for how long the others were waited for; None if they were not."""
         window, first = self.window, self.now
-        window.arrived(first)
+        window.record_arrivals(first)
         waiting = [short(first)]
         answer = ask(window, first, waiting)
         held_s: float | None = None
         if answer.held == "window":
             self.now = first + 2 * MS if comes else answer.account.until_s
             if comes:
-                window.arrived(self.now, 7)
+                window.record_arrivals(self.now, 7)
                 waiting += [short(self.now)] * 7
             held_s = self.now - first
             answer = ask(window, self.now, waiting)
         assert answer.held != "window"
         self._runs(answer.picked)
         if held_s is None and comes:
-            window.arrived(first + 2 * MS, 7)
+            window.record_arrivals(first + 2 * MS, 7)
             self._runs((0,) * 7)
         self.now += self.pause_s
         return held_s
 
     def _runs(self, picked: tuple[int, ...]) -> None:
-        self.window.dispatched(self.now, len(picked), 0.0, "idle")
+        self.window.record_dispatch(self.now, len(picked), 0.0, "idle")
         self.now += predict([(100, 0)] * len(picked))
-        self.window.completed(self.now, len(picked))
+        self.window.record_completion(self.now, len(picked))
 
 
 @settings(max_examples=50, deadline=None)

@@ -117,16 +117,16 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
             deadline = None if step.slo_ms is None else now + step.slo_ms * MS
             waiting.append(short(now, tokens, deadline))
         for each in (window, twin):
-            each.arrived(now, len(step.tokens))
+            each.record_arrivals(now, len(step.tokens))
         if running and now >= done_at:
             for each in (window, twin):
-                each.completed(done_at, running)
+                each.record_completion(done_at, running)
             running, completed = 0, done_at
         if running:
             continue
         if not waiting:
             for each in (window, twin):
-                each.nothing_waits()
+                each.record_empty_queue()
             held = None
             continue
         preempts = step.long_waits
@@ -158,7 +158,7 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
         assert answer.account.reason == forced or (forced is None and answer.account.reason in ("window", "idle"))
         assert answer.account.waited_s == (0.0 if held is None else now - held)
         for each in (window, twin):
-            each.dispatched(
+            each.record_dispatch(
                 now, len(answer.picked), answer.account.waited_s, answer.account.reason, answer.account.late
             )
         said = window.status()

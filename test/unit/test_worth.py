@@ -143,7 +143,7 @@ def test_a_step_that_is_shared_is_no_preemption_and_leaves_the_gap_alone() -> No
     ended(me, sent, 1.0, 1.1)
     assert me.preemptions == 0
     assert me.status(2.0)["preemption"]["steps_shared"] == 1
-    assert me.gap.opens_s() < 1.0
+    assert me.gap.opens_at() < 1.0
 
 
 @pytest.mark.parametrize("since", [0.0, 0.9])

@@ -61,8 +61,9 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
     least = max((menu.waits.least for menu in menus if oldest and menu.waits.longs), default=int(long))
     useful = [sum(menu.levels[k].useful_us for menu in menus) for k in levels]
     able = [k for k in runs if k >= least] or runs[-1:]
-    room_us, owed_us = min(menu.waits.room_us for menu in menus), max(menu.waits.owed_us for menu in menus)
-    in_time = [k for k in able if 1e6 * times[k] <= max(room_us, owed_us)]
+    until_decode_us = min(menu.waits.until_decode_us for menu in menus)
+    owed_us = max(menu.waits.owed_us for menu in menus)
+    in_time = [k for k in able if 1e6 * times[k] <= max(until_decode_us, owed_us)]
     if not in_time and not owed_us:
         return None
     best = max(

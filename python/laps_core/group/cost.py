@@ -123,7 +123,7 @@ class GroupCost:
             new, history = new - n, history + n
         return seconds
 
-    def fits(self, left_s: float, history: int) -> int:
+    def most_tokens(self, left_s: float, history: int) -> int:
         """Return how many new tokens after ``history`` take at most ``left_s`` of own part; a multiple of GRAIN."""
         paths = [(self.alpha, self.unpack * history)]
         if self.absorbed is not None:

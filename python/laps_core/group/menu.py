@@ -31,8 +31,8 @@ class Level(NamedTuple):
     """Weight of the requests in the batch, in thousandths."""
 
 
-ANY = 1 << 40
-"""Value of ``Waits.room_us`` if no decode step is due."""
+NO_DECODE_DUE = 1 << 40
+"""Value of ``Waits.until_decode_us`` if no decode step is due."""
 
 
 class Waits(NamedTuple):
@@ -48,7 +48,7 @@ class Waits(NamedTuple):
     """Number of long prompts."""
     least: int
     """First level at which the oldest long prompt makes progress, if it goes first."""
-    room_us: int = ANY
+    until_decode_us: int = NO_DECODE_DUE
     """Time until the next decode step has to start, on a rank that also decodes."""
     owed_us: int = 0
     """Time owed to prompts before the next decode step, in return for the time of earlier decode steps."""

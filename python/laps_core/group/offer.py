@@ -63,7 +63,7 @@ class Offer:
         self._whole = whole
         ordered = [prompts[i] for i in self._order]
         self._tokens = list(accumulate((p.tokens for p in ordered), initial=0))
-        self._own_s = list(accumulate((self._takes_s(p, p.tokens) for p in ordered), initial=0.0))
+        self._own_s = list(accumulate((self._own_part_s(p, p.tokens) for p in ordered), initial=0.0))
         useful_s = (cost.useful_s(p.tokens, p.history) for p in ordered)
         self._useful_s = list(accumulate(useful_s, initial=0.0))
         self._weight = list(accumulate((p.weight for p in ordered), initial=0.0))
@@ -82,7 +82,7 @@ class Offer:
         runs = (k for k, b in enumerate(self._batches) if any(pick.prompt == self._first for pick in b.cut))
         return next(runs, len(self._batches) - 1)
 
-    def _takes_s(self, p: Prompt, tokens: int) -> float:
+    def _own_part_s(self, p: Prompt, tokens: int) -> float:
         """Return the own part of ``tokens`` of a prompt."""
         return self._cost.token * tokens + self._cost.attention_s(tokens, p.history)
 
@@ -93,44 +93,46 @@ class Offer:
         if self._first is not None:
             p = self._prompts[self._first]
             shares = (FIRST_SHARE, 1.0)
-            taken = next(filter(None, (self._piece(p, s * budget_s, self._chunk, last, True) for s in shares)), 0)
-            first_s = self._takes_s(p, taken) if taken else 0.0
+            taken = next(
+                filter(None, (self._chunk_tokens(p, s * budget_s, self._chunk, last, True) for s in shares)), 0
+            )
+            first_s = self._own_part_s(p, taken) if taken else 0.0
         fits = bisect_right(self._own_s, budget_s - first_s), bisect_right(self._tokens, self._chunk - taken)
         whole = max(0, min(fits) - 1)
         left_s, room = budget_s - first_s - self._own_s[whole], self._chunk - taken - self._tokens[whole]
-        for i in () if self._whole else self._behind(whole):
+        for i in () if self._whole else self._list_cuttable(whole):
             p = self._prompts[i]
             if i != self._first:
-                tokens = self._piece(p, left_s, room, last, not whole and not taken)
+                tokens = self._chunk_tokens(p, left_s, room, last, not whole and not taken)
             else:
-                tokens = max(taken, self._piece(p, left_s + first_s, room + taken, last, not whole))
+                tokens = max(taken, self._chunk_tokens(p, left_s + first_s, room + taken, last, not whole))
             cut += [Pick(i, tokens)] * bool(tokens)
             if i != self._first or tokens < p.tokens:
                 break
-            left_s, room = left_s + first_s - self._takes_s(p, tokens), room + taken - tokens
+            left_s, room = left_s + first_s - self._own_part_s(p, tokens), room + taken - tokens
         own_s, useful_s, tokens = self._own_s[whole], self._useful_s[whole], self._tokens[whole]
         weight = self._weight[whole]
         for i, n in cut:
             p = self._prompts[i]
-            own_s, tokens = own_s + self._takes_s(p, n), tokens + n
+            own_s, tokens = own_s + self._own_part_s(p, n), tokens + n
             useful_s += cost.useful_s(n, p.history)
             weight += p.weight
         own_s = max(own_s, cost.own_floor) if tokens else 0.0
         level = Level(round(1e6 * own_s), tokens, round(1e6 * useful_s), round(1e3 * weight))
         return _Batch(level, whole, tuple(cut))
 
-    def _behind(self, whole: int) -> Iterator[int]:
+    def _list_cuttable(self, whole: int) -> Iterator[int]:
         """Yield the prompts that can be cut, in order: the prompt that goes first, then all that do not run whole."""
         if self._first is not None:
             yield self._first
         yield from self._order[whole:]
 
-    def _piece(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
+    def _chunk_tokens(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
         """Return how many new tokens of a prompt fit into ``left_s`` more of own part and ``room`` tokens; 0 if no
         chunk is worth running. ``last``: the budget is the largest; ``alone``: no other prompt would run."""
-        if p.tokens <= room and self._takes_s(p, p.tokens) <= left_s:
+        if p.tokens <= room and self._own_part_s(p, p.tokens) <= left_s:
             return p.tokens
-        piece = min(self._cost.fits(left_s, p.history), room, p.tokens)
+        piece = min(self._cost.most_tokens(left_s, p.history), room, p.tokens)
         if last and alone and piece < GRAIN:
             return max(0, min(GRAIN, room, p.tokens))
         if piece < GRAIN:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, choose
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.menu import ANY, LADDER, Menu, Terms, Waits
+from laps_core.group.menu import LADDER, NO_DECODE_DUE, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S, Slices
@@ -59,7 +59,7 @@ class GroupPlanner:
         """Return True if each rank's oldest long prompt goes first in the next step."""
         return self._guard.due()
 
-    def came(self, weight: float) -> None:
+    def count_arrival(self, weight: float) -> None:
         """Count a request of ``weight`` that has arrived at this rank."""
         self._came += weight
 
@@ -69,11 +69,11 @@ class GroupPlanner:
         prompts: Sequence[Prompt],
         ran: OwnShape = NOTHING,
         *,
-        room_s: float = math.inf,
+        until_decode_s: float = math.inf,
         owed_s: float = 0.0,
     ) -> Menu:
-        """Make this rank's menu. ``ran``: its batch in the previous step. ``room_s``: time until its next decode step
-        has to start; ``owed_s``: time owed to prompts before that step (seconds)."""
+        """Make this rank's menu. ``ran``: its batch in the previous step. ``until_decode_s``: time until its next
+        decode step has to start; ``owed_s``: time owed to prompts before that step (seconds)."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
@@ -92,7 +92,7 @@ class GroupPlanner:
             round(1e3 * sum(p.weight for p in prompts if not p.long)),
             len(longs),
             made.least(),
-            max(0, round(1e6 * min(room_s, 1e-6 * ANY))),
+            max(0, round(1e6 * min(until_decode_s, 1e-6 * NO_DECODE_DUE))),
             round(1e6 * owed_s),
         )
         cost = self.cost
@@ -107,17 +107,17 @@ class GroupPlanner:
         if self.slices is not None and self.slices.paused:
             choice = self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
             if choice is not None and longs:
-                self._guard.ran(choice.seconds, oldest=False)
+                self._guard.record_batch(choice.seconds, oldest=False)
             return choice
         choice = choose(menus, oldest=self.due, padded=padded)
         if not longs:
-            self._guard.none_waits()
+            self._guard.reset()
         if choice is None or not longs:
             return choice
         slices = None if choice.oldest else self.slices
         if slices is not None and slices.shorts_first(menus, choice, fixed_s=fixed_s, padded=padded):
             choice = at(menus, 0, oldest=False, padded=padded)
-        self._guard.ran(choice.seconds, oldest=choice.oldest)
+        self._guard.record_batch(choice.seconds, oldest=choice.oldest)
         return choice
 
     def picks(self, choice: Choice) -> list[Pick]:

@@ -25,7 +25,7 @@ class _Group:
     at_s: float
     size: int
     """Most requests that can arrive."""
-    came: int = 0
+    arrived: int = 0
     last_s: float = 0.0
     """Shortest possible time from the event to the last arrival (seconds)."""
     seen_s: float = 0.0
@@ -56,8 +56,8 @@ class Groups:
     def add(self, n: int, earliest_s: float, now: float) -> None:
         """Count ``n`` requests that arrived between ``earliest_s``, the last look for arrivals, and ``now``."""
         group = next((g for g in reversed(self._groups) if g.at_s <= earliest_s), None)
-        if group and group.came < group.size and earliest_s - group.at_s <= self._horizon_s:
-            group.came = min(group.size, group.came + n)
+        if group and group.arrived < group.size and earliest_s - group.at_s <= self._horizon_s:
+            group.arrived = min(group.size, group.arrived + n)
             group.last_s = max(group.last_s, earliest_s - group.at_s)
             group.seen_s = max(group.seen_s, now - group.at_s)
 
@@ -80,11 +80,11 @@ class Groups:
 
     @staticmethod
     def _chance(earlier: Sequence[_Group], group: _Group, by_s: float, room: int) -> float:
-        share = group.came / group.size
-        alike = [g for g in earlier if g.came >= share * g.size]
-        if not alike or group.size - group.came > room:
+        share = group.arrived / group.size
+        alike = [g for g in earlier if g.arrived >= share * g.size]
+        if not alike or group.size - group.arrived > room:
             return 0.0
-        on = [g for g in alike if round(g.came * group.size / g.size) > group.came]
+        on = [g for g in alike if round(g.arrived * group.size / g.size) > group.arrived]
         complete = sum(g.seen_s < by_s for g in on)
-        told = len(alike) - len(on) + sum(g.last_s >= by_s for g in on) + complete
-        return complete / told if told else 1.0
+        counted = len(alike) - len(on) + sum(g.last_s >= by_s for g in on) + complete
+        return complete / counted if counted else 1.0

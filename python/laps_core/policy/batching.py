@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from laps_core.length import LONG
 from laps_core.policy.exchange import gain
 from laps_core.policy.fairness import Gap, Guard
-from laps_core.policy.order import ORDERS, line, slack_s
+from laps_core.policy.order import ORDERS, service_order, slack_s
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 
@@ -46,7 +46,7 @@ def pack(
     return picked
 
 
-def ends_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
+def time_limit_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
     """Return the time within which a batch must end so that its first prompt is in time, less the fixed time of a step
     (seconds). None if that prompt has no deadline or can no longer meet it."""
     slack = slack_s(first, sizes.work_s(first), now)
@@ -74,7 +74,7 @@ class LongBatches:
         that share the step if it cannot be paused. `oldest_first`: the oldest prompt leads; None: the guard decides."""
         if not longs:
             return plan
-        sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
+        sizes, turns = self._sizes, service_order(self.order, longs, self._sizes, now)
         oldest = oldest_of(longs)
         if oldest_first is None:
             oldest_first = self._guard.due() and longs[oldest].priority == longs[turns[0]].priority
@@ -86,7 +86,7 @@ class LongBatches:
         if not sizes.layers and sizes.chunk is not None:
             joined = sizes.joining(joining)
             budget = sizes.timely_chunk(batch[0], joined, self._gap.least_s)
-        packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=ends_s(batch[0], sizes, now))
+        packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=time_limit_s(batch[0], sizes, now))
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
         account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)

@@ -67,20 +67,20 @@ class Decode:
             return max(LEAST_TARGET_S, TIMES * self.step_s)
         return self._target_s or math.inf
 
-    def watch(self, now: float, streams: int, context: int | None = None) -> None:
+    def set_streams(self, now: float, streams: int, context: int | None = None) -> None:
         """Set the number of requests in decoding; call before each decision. `context`: tokens of all their contexts;
         None: no prefill batch can carry rows of these streams."""
         if not self.streams and streams:
             self._since_s = now
         self.streams, self._context = streams, context
 
-    def room_s(self, now: float) -> float:
+    def time_to_next_step_s(self, now: float) -> float:
         """Return the time until the next step must start; infinite without streams or while a step is in flight."""
         if not self.streams or self._sent:
             return math.inf
         return max(self._since_s, self._ended_s) + self.target_s - self.step_s - now
 
-    def may(self, now: float) -> bool:
+    def may_step(self, now: float) -> bool:
         """Return True if a step may run: the last step has ended, and prompts have had their share since."""
         return not self._sent and not self.owed_s(now)
 
@@ -102,7 +102,7 @@ class Decode:
 
     # -- one decision
 
-    def turn(
+    def adjust_plan(
         self,
         now: float,
         plan: Plan,
@@ -122,9 +122,9 @@ class Decode:
         if not self.streams or not (plan.order or paused):
             return plan
         slice_s = 0.0 if paused is None else paused.slice_s
-        room_s, rows_s, may = self.room_s(now) - slice_s, self.rows_s(sizes), self.may(now)
+        time_left_s, rows_s, may_step = self.time_to_next_step_s(now) - slice_s, self.rows_s(sizes), self.may_step(now)
         # A batch with rows may also take the time of the step that it saves.
-        ends_s = room_s + max(0.0, self.step_s - rows_s)
+        limit_s = time_left_s + max(0.0, self.step_s - rows_s)
         # A step that is on the device now will have ended when this batch starts.
         owed_s = OWED * self.step_s if self._sent else self.owed_s(now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
@@ -136,7 +136,7 @@ class Decode:
             return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
 
         if paused is None and not apart and rows_s < self.step_s:
-            within_s = min(ends_s, self.target_s - rows_s)
+            within_s = min(limit_s, self.target_s - rows_s)
             joint = together(now, plan, shorts, longs, sizes, within_s=within_s, rows=self.streams)
             if joint and carries(_until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
                 return joint._replace(decode="carried")
@@ -150,26 +150,26 @@ class Decode:
 
         if plan.order[:1] != (SHORT,) or not picked:
             first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
-            if plan.long.picked and not plan.long.layers and (first_s <= ends_s or not may):
+            if plan.long.picked and not plan.long.layers and (first_s <= limit_s or not may_step):
                 plan = plan._replace(decode=carries(first_s, plan.long.tokens))
-            if plan.decode or not may:
+            if plan.decode or not may_step:
                 return plan
             if picked and rows_s < self.step_s:
                 # Last moment at which short requests can join without making the step's tokens late.
-                along = fitting(min(2.0 * self.step_s, room_s + slice_s + self.step_s) - rows_s)
+                along = fitting(min(2.0 * self.step_s, time_left_s + slice_s + self.step_s) - rows_s)
                 longer_s = max(0.0, sizes.batch_s(picked[:along]) + rows_s - self.step_s)
-                if along and room_s < first_s + longer_s and (decode := count_carries(along)):
+                if along and time_left_s < first_s + longer_s and (decode := count_carries(along)):
                     # This batch adds no step, so the gap does not count a preemption.
                     account = plan.account._replace(contended=False)
                     return step._replace(
                         order=(SHORT,), picked=plan.picked[:along], split=True, decode=decode, account=account
                     )
-            return step if room_s < first_s else plan
+            return step if time_left_s < first_s else plan
 
-        fit = fitting(ends_s)
+        fit = fitting(limit_s)
         if not fit or not count_carries(fit):
-            fit = fitting(room_s)
-            if not fit and may:
+            fit = fitting(time_left_s)
+            if not fit and may_step:
                 return step
             # Even after a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
@@ -177,11 +177,11 @@ class Decode:
 
     # -- steps
 
-    def sent(self) -> None:
+    def record_launch(self) -> None:
         """Record that a step goes to the device."""
         self._sent += 1
 
-    def ran(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
+    def record_step(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
         """Count a step of `streams` requests on the device from `begin` to `end`. `within`: the step ran in a pause.
         `rows_s`: predicted time of the step as rows of a prefill batch; None: a separate step.
         """
@@ -190,7 +190,7 @@ class Decode:
         owed_s = self.owed_s(begin)
         since_s = max(self._since_s, self._ended_s)
         self._ended_s = max(self._ended_s, end)
-        self.statistics.ran(end - since_s, streams, within=within, own_s=took_s if rows_s is None else None)
+        self.statistics.record_step(end - since_s, streams, within=within, own_s=took_s if rows_s is None else None)
         if rows_s is not None:
             rows_s = min(rows_s, took_s)
             self._owed_s = max(0.0, owed_s + OWED * rows_s - (took_s - rows_s))

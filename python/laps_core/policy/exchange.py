@@ -6,7 +6,7 @@ costs the *weight* of the delayed requests: the sum of 1 / (time alone) over the
 Each decision is an exchange. Some requests have their first token sooner, others later. A step is saved or added, so
 all other waiting requests wait less or more by its fixed time. The exchange is made if the sum does not rise:
 
-- a batch runs in a pause (``preemption.pays``): the batch goes before the paused batch, and a step is added
+- a batch runs in a pause (``preemption.should_preempt``): the batch goes before the paused batch, and a step is added
 - short requests run in the step of long prompts (``preemption.share``): the short requests wait for the long work, and
   a step is saved, also for the requests behind them
 - a prompt joins a long batch (``batching.pack``): the batch waits for the work of that prompt, and a step is saved. All

@@ -58,30 +58,30 @@ class Gap:
         """Current gap, counted from the end of the last preempting batch; 0 while F is unknown."""
         return max(self.least_s, min(MANY, self._longs / MANY) * self.least_s - self._took_s)
 
-    def watch(self, longs: int) -> None:
+    def set_paying_longs(self, longs: int) -> None:
         """Set the number of long prompts that pay for a step of few requests; call before each decision."""
         self._longs = longs
 
-    def opens_s(self, ends_s: float = math.inf) -> float:
+    def opens_at(self, ends_at: float = math.inf) -> float:
         """Return the time from which a batch may preempt: at once at first, later not before the last preempting batch
-        has ended. `ends_s`: assumed end of a preempting batch that still runs."""
+        has ended. `ends_at`: assumed end of a preempting batch that still runs."""
         saved_s = max(0.0, self._owed - (SAVED - 1)) * self.seconds
-        return (ends_s if self._sent else self.ended_s) + saved_s
+        return (ends_at if self._sent else self.ended_s) + saved_s
 
-    def presses_s(self) -> float:
+    def opens_for_deadline_at(self) -> float:
         """Return the time from which a batch may preempt that would miss a deadline by waiting: F after the last
-        preempting batch, in a run of SAVED gaps. Infinite if only ``opens_s`` counts."""
+        preempting batch, in a run of SAVED gaps. Infinite if only ``opens_at`` counts."""
         runs = self.ended_s - self._begun_s < SAVED * self.least_s
         return math.inf if self._sent or not runs else self.ended_s + (self._sizes.fixed_s or 0.0)
 
-    def sent(self, now: float) -> None:
+    def record_launch(self, now: float) -> None:
         """Record that a preempting batch goes to the device at `now`."""
         self._follows = now < self.ended_s + self.least_s
         paid = max(0.0, now - self.ended_s) / max(self.seconds, 1e-9)
         self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
 
-    def ran(self, begin: float, end: float) -> None:
+    def record_end(self, begin: float, end: float) -> None:
         """Record that a preempting batch occupied the device from `begin` to `end`."""
         self._sent -= 1
         self._took_s = end - begin
@@ -117,7 +117,7 @@ class Guard:
         """Return True if the oldest prompt should go first."""
         return self.credit_s > 0.0
 
-    def ran(self, seconds: float, *, oldest: bool, late: bool = False) -> None:
+    def record_batch(self, seconds: float, *, oldest: bool, late: bool = False) -> None:
         """Record that a long batch took the device for `seconds`. `oldest`: the batch held the prompt that has waited
         longest, first or whole. `late`: that prompt is too late for its deadline.
 
@@ -132,10 +132,10 @@ class Guard:
             seconds += delay_s
             self.credit_s = min(self.credit_s + share * seconds, seconds)
 
-    def delayed(self, seconds: float) -> None:
+    def record_delay(self, seconds: float) -> None:
         """Record decode steps of `seconds`. A batch without the oldest prompt delays that prompt by these, too."""
         self._delay_s += seconds
 
-    def none_waits(self) -> None:
+    def reset(self) -> None:
         """Reset the credit, because no long work is left: the next arrival starts without credit or debt."""
         self.credit_s = self._delay_s = 0.0

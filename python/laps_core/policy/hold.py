@@ -36,8 +36,8 @@ PAYS = 0.5
 class Window:
     """State machine of the short queue, one per scheduler. With several ranks only that of the leading rank is asked.
 
-    The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
-    start. Times are seconds of one clock.
+    The caller calls ``record_arrivals``, ``record_dispatch`` and ``record_completion``, and asks ``decide`` whenever a
+    short batch could start. Times are seconds of one clock.
 
     W and D of Algorithm 1 are always W_max and ``wait_max_batch``, because a batch is held only for expected arrivals.
 
@@ -63,7 +63,7 @@ class Window:
 
     # -- events
 
-    def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
+    def record_arrivals(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
         """Record that ``n`` short requests arrived at ``now``, their true arrival time if known.
 
         If unknown, the first poll after a batch gives ``blind_since``, the time of the poll before that batch.
@@ -79,21 +79,21 @@ class Window:
         self._returning.add(n, earliest_s, now)
         self._waiting += n
 
-    def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
+    def record_dispatch(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """Record that a batch of ``depth`` short requests starts at ``now``. The other arguments are from its plan."""
         self._started.append((now, depth))
         self._waiting = max(0, self._waiting - depth)
         self._held_since = math.inf
-        self._statistics.left(depth, waited_s, reason, late)
+        self._statistics.record_batch(depth, waited_s, reason, late)
 
-    def completed(self, now: float, n: int) -> None:
+    def record_completion(self, now: float, n: int) -> None:
         """Record that a batch of ``n`` short requests is done; call before the clients can know."""
         self._returning.begin(now, max(1, n))
         if self._started:
             took = now - self._started.popleft()[0]
             self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
 
-    def nothing_waits(self) -> None:
+    def record_empty_queue(self) -> None:
         """End the hold because no short request waits (all were aborted, say): a later request starts a new hold."""
         self._waiting = 0
         self._held_since = math.inf

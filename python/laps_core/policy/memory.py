@@ -35,7 +35,7 @@ class MemoryHold:
         self._tried = False
         """True if the long request was tried after all draining work had ended."""
 
-    def stand_back(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
+    def choose_held_classes(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
         """Return the classes of which no other request may start. Call in every round.
 
         lacking: the long request, tried first, did not fit last time. drains: class of the other work that will free

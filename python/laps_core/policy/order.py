@@ -28,7 +28,7 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
 
 def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     """Sort by least remaining work, late prompts last. If this order would make prompts late that can be in time,
-    ``line`` puts in front the prompts that can be in time."""
+    ``service_order`` puts in front the prompts that can be in time."""
     late = slack_s(w, work_s, now) < 0.0
     return late, work_s, w.since_s
 
@@ -61,7 +61,9 @@ LEAST_WORK = "least-work"
 ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "lars": lars, "s-edf": s_edf}
 
 
-def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, paused: Paused | None = None) -> list[int]:
+def service_order(
+    order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float, paused: Paused | None = None
+) -> list[int]:
     """Return the indices of ``waiting`` in service order at ``now`` (seconds): by priority, then by ``order``. With
     ``paused``, return only the prompts that go before the paused batch."""
     items, works = [*waiting], [sizes.work_s(w) for w in waiting]

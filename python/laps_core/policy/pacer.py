@@ -84,18 +84,18 @@ class Pacer:
 
     # -- one decision
 
-    def arrived(self, now: float, shorts: int, *, busy: bool = False) -> None:
+    def record_arrivals(self, now: float, shorts: int, *, busy: bool = False) -> None:
         """Record that `shorts` short requests were first seen; call every round. `busy`: a batch runs, and the
         scheduler looks again only after its result."""
         self.model.settle()
         if shorts:
-            self.window.arrived(now, shorts, self._seen_s if self._blind else None)
+            self.window.record_arrivals(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, busy
 
-    def nothing_waits(self) -> None:
+    def record_empty_queue(self) -> None:
         """Reset guard and window because no class has work; ``plan`` need not be called."""
-        self.guard.none_waits()
-        self.window.nothing_waits()
+        self.guard.reset()
+        self.window.record_empty_queue()
 
     def plan(
         self,
@@ -118,9 +118,9 @@ class Pacer:
         """
         self._threshold.update(now, self.model.boundary)
         if not shorts:
-            self.window.nothing_waits()
+            self.window.record_empty_queue()
         if not longs and paused is None:
-            self.guard.none_waits()
+            self.guard.reset()
             return self._shorts(now, shorts, self.sizes.budget, free_s=free_s)
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
         # Without slices short requests share the step of a chunk; half of the step is left to the chunk.
@@ -128,25 +128,25 @@ class Pacer:
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
         # A full batch is worth a step, however many long prompts pay for the step.
-        gap.watch(len(longs) + (paused is not None) if len(plan.picked) == len(shorts) else 0)
-        everybody, picked, opens_s = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_s()
-        pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
-        due = now >= opens_s or pressed if urgent is None else urgent == SHORT
-        back = self._memory_hold.stand_back(now, lacking=lacking, drains=drains)
+        gap.set_paying_longs(len(longs) + (paused is not None) if len(plan.picked) == len(shorts) else 0)
+        all_waiting, picked, opens_at = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_at()
+        pressed = now >= gap.opens_for_deadline_at() and preemption.would_miss_deadline(now, picked, opens_at - now)
+        due = now >= opens_at or pressed if urgent is None else urgent == SHORT
+        back = self._memory_hold.choose_held_classes(now, lacking=lacking, drains=drains)
         if SHORT in back:
             plan = plan._replace(picked=(), held="memory")
             if paused is not None:
                 return plan
-            return self.longs.add_next(plan, now, longs, len(everybody), oldest_first=True)
+            return self.longs.add_next(plan, now, longs, len(all_waiting), oldest_first=True)
         by_worth = urgent is None and not pressed and known
         if paused is not None:
-            if picked and due and (not by_worth or preemption.pays(now, picked, paused, everybody)):
+            if picked and due and (not by_worth or preemption.should_preempt(now, picked, paused, all_waiting)):
                 return plan._replace(order=(SHORT,))
             if back or urgent == SHORT:
                 return plan
             moved_s = self._overtaken_s - paused.left_s
             plan = preemption.add_overtaking(
-                now, longs, paused, budget, plan, everybody, moved_s=math.inf if moved_s < 0.0 else moved_s
+                now, longs, paused, budget, plan, all_waiting, moved_s=math.inf if moved_s < 0.0 else moved_s
             )
             self._overtaken_s = paused.left_s if plan.order else self._overtaken_s
             return plan
@@ -154,9 +154,9 @@ class Pacer:
         joining = () if lacking else picked
         # A prompt that lacked memory does not lead again at once, unless other requests stand back for it.
         oldest_first = True if back else False if lacking else None
-        plan = self.longs.add_next(plan, now, longs, len(everybody), joining=joining, oldest_first=oldest_first)
+        plan = self.longs.add_next(plan, now, longs, len(all_waiting), joining=joining, oldest_first=oldest_first)
         if by_worth and starts and joining:
-            plan = preemption.share(now, picked, longs, plan, everybody)
+            plan = preemption.share(now, picked, longs, plan, all_waiting)
         if not shorts:
             return plan
         return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not back else (LONG, SHORT))
@@ -175,21 +175,21 @@ class Pacer:
 
     # -- batches
 
-    def launched(self, now: float, batch: Running, plan: Plan) -> None:
+    def record_launch(self, now: float, batch: Running, plan: Plan) -> None:
         """Record that a batch of the plan goes to the device."""
         self._blind = True
         account = batch.account = plan.account
         if batch.short:
-            self.window.dispatched(now, len(batch.short), account.waited_s, account.reason or "idle", account.late)
+            self.window.record_dispatch(now, len(batch.short), account.waited_s, account.reason or "idle", account.late)
         if batch.cls == LONG:
             self.shared += bool(batch.short)
         if batch.preempts:
-            self.gap.sent(now)
+            self.gap.record_launch(now)
         if batch.within:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG
 
-    def ended(self, batch: Running, below: Running | None, now: float) -> float:
+    def record_result(self, batch: Running, below: Running | None, now: float) -> float:
         """Record the result of a batch; return its device time (seconds). `below`: the batch paused for this batch."""
         end = batch.done or now
         # With two batches in flight the second starts on the device when the first ends.
@@ -204,16 +204,16 @@ class Pacer:
             below.paused_s += end - begin
         took_s = max(0.0, end - begin - batch.paused_s)
         if batch.preempts:
-            self.gap.ran(begin, end)
+            self.gap.record_end(begin, end)
         rows_s = min(batch.rows_s, took_s)
         if rows_s:
-            self.guard.delayed(rows_s)
+            self.guard.record_delay(rows_s)
         if batch.cls == LONG:
-            self.guard.ran(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
+            self.guard.record_batch(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
         if batch.stock:
             self.model.observe(StepSample.of(batch.shape, took_s))
         if batch.short:
-            self.window.completed(now, len(batch.short))
+            self.window.record_completion(now, len(batch.short))
         return took_s
 
     def free_s(self, now: float, running: Iterable[Running]) -> float:
@@ -224,7 +224,7 @@ class Pacer:
             end = begin + batch.paused_s + (self.model.predict(batch.shape) or 0.0)
         return max(now, end)
 
-    def put_off(self, now: float, running: Sequence[Running]) -> float:
+    def decision_time_s(self, now: float, running: Sequence[Running]) -> float:
         """Return the time until which to put off the decision on the next batch: as late as these batches keep the
         device busy, so that new arrivals join. `now` while launch time or step time is unknown."""
         took_s = self.model.predict(running[-1].shape) if running else None
@@ -232,14 +232,14 @@ class Pacer:
             return now
         return max(now, self.free_s(now, running) - self.sizes.lead_s - SOONER * took_s)
 
-    def decoded(self, begin: float, end: float, below: Running | None) -> None:
+    def record_decode_step(self, begin: float, end: float, below: Running | None) -> None:
         """Record a decode step on the device, in a pause of `below` or, if None, between two batches."""
         if below is not None:
             below.paused_s += end - begin
         else:
             self._last_end_s = end
             self.busy.add(begin, end)
-        self.guard.delayed(end - begin)
+        self.guard.record_delay(end - begin)
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the entries on decisions in /laps_status (JSON-ready). Change nothing."""

@@ -49,9 +49,7 @@ class Sizes:
         Raises ConfigError if a chunk holds less than one unit.
         """
         if chunk_tokens is not None and chunk_tokens < unit:
-            raise ConfigError(
-                f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, what a cut is rounded to"
-            )
+            raise ConfigError(f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, the unit of a chunk")
         self.model = model
         self.chunk, self.unit, self.layers = chunk_tokens, unit, layers
         self.budget = chunk_tokens or 1 << 30
@@ -68,7 +66,7 @@ class Sizes:
         self._alone_by: object = None
         """Coefficients that predicted the times in `_alone`."""
 
-    def launched(self, seconds: float) -> None:
+    def record_launch_time(self, seconds: float) -> None:
         """Record the host time from a decision until its batch was launched in one piece."""
         self._leads.append(seconds)
 
@@ -118,10 +116,10 @@ class Sizes:
         """Return the sum of slowdowns that one second of waiting adds to all of these requests (1/seconds)."""
         return sum(1.0 / self.lone_s(w) for w in items)
 
-    def weights(self, picked: Iterable[Waiting], everybody: Iterable[Waiting]) -> tuple[float, float]:
+    def weights(self, picked: Iterable[Waiting], all_waiting: Iterable[Waiting]) -> tuple[float, float]:
         """Return the weight of the picked requests, and of all other requests."""
         mine = self.weight(picked)
-        return mine, self.weight(everybody) - mine
+        return mine, self.weight(all_waiting) - mine
 
     # -- sizes
 

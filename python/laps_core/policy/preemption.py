@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.policy.batching import LongBatches, ends_s, pack
+from laps_core.policy.batching import LongBatches, pack, time_limit_s
 from laps_core.policy.exchange import AHEAD, gain
 from laps_core.policy.fairness import Gap
-from laps_core.policy.order import line
+from laps_core.policy.order import service_order
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Paused, Plan, Waiting
 
@@ -18,13 +18,13 @@ DEPTH = 2
 class Preemption:
     """Comparison of waiting requests with each other and with the paused batch. Times are seconds of one clock.
 
-    `everybody` in all methods: all waiting requests.
+    `all_waiting` in all methods: all waiting requests.
     """
 
     def __init__(self, sizes: Sizes, gap: Gap, longs: LongBatches) -> None:
         self._sizes, self._gap, self._longs = sizes, gap, longs
 
-    def misses(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
+    def would_miss_deadline(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
         """Return True if the batch can meet a deadline now that it would miss if it ran `later_s` later."""
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
         if not deadlines:
@@ -32,38 +32,45 @@ class Preemption:
         done_s = now + self._sizes.batch_s(picked)
         return any(done_s <= d < done_s + later_s for d in deadlines)
 
-    def pays(self, now: float, picked: Sequence[Waiting], paused: Paused, everybody: Sequence[Waiting]) -> bool:
+    def should_preempt(
+        self, now: float, picked: Sequence[Waiting], paused: Paused, all_waiting: Sequence[Waiting]
+    ) -> bool:
         """Return True if the picked requests should run in this pause. If only one side would miss a deadline by
         waiting, picked requests or paused batch, that side goes first. Otherwise the exchange must pay."""
         fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
-        ends_s, due_s = now + paused.left_s, paused.deadline_s
-        missed = self.misses(now, picked, paused.left_s)
-        if missed != (due_s is not None and ends_s <= due_s < ends_s + took_s):
+        ends_at, due_s = now + paused.left_s, paused.deadline_s
+        missed = self.would_miss_deadline(now, picked, paused.left_s)
+        if missed != (due_s is not None and ends_at <= due_s < ends_at + took_s):
             return missed
-        mine, others = self._sizes.weights(picked, everybody)
+        mine, others = self._sizes.weights(picked, all_waiting)
         return gain(-fixed_s, others, (mine, paused.left_s), (paused.weight, -took_s)) >= 0.0
 
     def share(
-        self, now: float, picked: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, everybody: Sequence[Waiting]
+        self,
+        now: float,
+        picked: Sequence[Waiting],
+        longs: Sequence[Waiting],
+        plan: Plan,
+        all_waiting: Sequence[Waiting],
     ) -> Plan:
         """Return the plan, with the short batch in the step of the long batch if it fits there and sharing pays."""
         sizes, joining = self._sizes, self._sizes.joining(picked)
         batch = [longs[i] for i in plan.long.picked]
         if sum(w.tokens for w in batch) + joining > sizes.budget:
             return plan
-        later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_s(now)))
+        later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_at(now)))
         saved_s = sizes.fixed_s or 0.0
-        mine, others = sizes.weights(picked, everybody)
+        mine, others = sizes.weights(picked, all_waiting)
         # Requests that come behind save the step, too: in a closed loop, the next requests of the same clients.
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
-        if gained < 0.0 or self.misses(now, picked, later_s):
+        if gained < 0.0 or self.would_miss_deadline(now, picked, later_s):
             return plan
         return self._longs.cut(plan, longs, plan.long.picked, sizes.budget, joining)._replace(mixed=True)
 
     def add_overtaking(
         self, now: float, longs: Sequence[Waiting], paused: Paused, budget: int, plan: Plan,
-        everybody: Sequence[Waiting], *, moved_s: float,
+        all_waiting: Sequence[Waiting], *, moved_s: float,
     ) -> Plan:  # fmt: skip
         """Return the plan, with a batch of whole long prompts that preempts the paused batch if that pays. `budget`:
         tokens. `moved_s`: device time of the paused batch since it was last overtaken. The paused batch is
@@ -71,14 +78,14 @@ class Preemption:
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= DEPTH or moved_s < sizes.fixed_s:
             return plan
-        turns = line(self._longs.order, longs, sizes, now, paused)
+        turns = service_order(self._longs.order, longs, sizes, now, paused)
         turns = [i for i in turns if not longs[i].started and longs[i].tokens <= budget]
         batch = [longs[i] for i in turns]
-        pressed = self.misses(now, batch[:1], paused.left_s)
+        pressed = self.would_miss_deadline(now, batch[:1], paused.left_s)
         if not pressed and moved_s < self._gap.least_s:
             return plan
-        left_s = ends_s(batch[0], sizes, now) if pressed else None
+        left_s = time_limit_s(batch[0], sizes, now) if pressed else None
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)
-        if not picked or not self.pays(now, [batch[i] for i in picked], paused, everybody):
+        if not picked or not self.should_preempt(now, [batch[i] for i in picked], paused, all_waiting):
             return plan
         return self._longs.cut(plan, longs, [turns[i] for i in picked], budget)

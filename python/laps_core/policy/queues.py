@@ -65,7 +65,7 @@ class DualQueue(Generic[T]):
         """Drop the kept views, for example because the class of a request has changed."""
         self._seen, self._views = [], Views()
 
-    def took(self, cls: ClassName, gone: set[int], left: Sequence[T]) -> None:
+    def remove_batched(self, cls: ClassName, gone: set[int], left: Sequence[T]) -> None:
         """Remove the batched requests with ids `gone`, of `cls` or of both classes. `left`: the list without them."""
         if not self._seen:
             return

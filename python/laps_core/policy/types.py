@@ -58,7 +58,7 @@ class Paused(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Statistics and charges of a plan, for ``Pacer.launched``, and the end of a hold. All stay on the leading rank."""
+    """Charges and statistics of a plan, for ``Pacer.record_launch``, and the end of a hold; leading rank only."""
 
     reason: str = ""
     """Reason why a short batch leaves, one of statistics.REASONS."""

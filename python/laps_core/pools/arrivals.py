@@ -76,7 +76,7 @@ class Arrivals:
         """Add ``requests`` that arrive now, each predicted to take ``seconds``."""
         self._flows[cls].add(now, min(max(0.0, seconds), MOST_WORK_S), requests)
 
-    def told(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
+    def add_counts(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
         """Add the newly counted requests of all senders. ``threshold``: longest short request (tokens)."""
         before, now = self.lengths, lengths.seconds
         if before is None or now < before.seconds:

@@ -12,9 +12,9 @@ from laps_core.length import LONG, SHORT
 from laps_core.pools.arrivals import MOST_WORK_S
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
-from laps_core.pools.decode import DecodeInstance, roomiest
+from laps_core.pools.decode import DecodeInstance, choose_decoder
 from laps_core.pools.instances import Clock, Instance, Lease, open_to
-from laps_core.pools.offers import Offer, first, least, offers, relief
+from laps_core.pools.offers import Offer, cheapest_offer, choose_offer, list_offers, spill_offers
 from laps_core.pools.outlook import Learnt
 from laps_core.pools.prefill import Place, PrefillInstance
 from laps_core.pools.prefixes import Ask, SharedPrefixes
@@ -50,8 +50,8 @@ class Choice:
     shares: int = 0
     """Blocks at a long-pool server that a short request continues, and that other requests may share; 0 = none."""
     late_s: float = 0.0
-    """Predicted delay of the first token after ``Ask.until``, when the request is refused (seconds); 0.0 if in time or
-    unknown."""
+    """Predicted delay of the first token after ``Ask.refuse_at`` (seconds): a late request is refused. 0.0 if in time
+    or unknown."""
 
     @property
     def place(self) -> Place:
@@ -64,12 +64,12 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Tried:
+class TriedServers:
     """Servers and pairs at which a request has failed."""
 
     servers: set[Instance] = field(default_factory=set)
     """Servers at which the request failed."""
-    ways: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
+    pairs: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
     """Pairs between which the KV could not be transferred: either server may be to blame."""
 
 
@@ -102,7 +102,7 @@ class Pools:
             for i, (url, port) in enumerate(servers)
         ]
         self.decoders = [DecodeInstance(url, clock) for url in decoders]
-        self.traffic = 1.0
+        self.traffic_ratio = 1.0
         """Ratio of all routers' work at the decode servers to this router's."""
         self._shared = SharedPrefixes()
         self._sessions = SessionTable()
@@ -115,7 +115,7 @@ class Pools:
         """Return the instance at ``url``."""
         return next(i for i in self.instances if i.url == url)
 
-    def place(self) -> Assignment:
+    def choose_pool(self) -> Assignment:
         """Return the pool for a new prefill server: the pool with fewer servers that are healthy or still unused; both
         in an undivided fleet."""
         sizes = Counter(i.pool for i in self.instances if i.healthy or not i.served)
@@ -148,7 +148,7 @@ class Pools:
         for i in self.instances:
             i.flushed()
 
-    def choose_pair(self, ask: Ask, tried: Tried, kv_tokens: int = 0) -> tuple[Choice, DecodeInstance] | None:
+    def choose_pair(self, ask: Ask, tried: TriedServers, kv_tokens: int = 0) -> tuple[Choice, DecodeInstance] | None:
         """Choose a prefill and a decode server for a request that will hold ``kv_tokens`` KV tokens at the decode
         server; None while a role has no healthy server.
 
@@ -156,43 +156,47 @@ class Pools:
         """
         shunned: Collection[Instance] = ()
         avoid: Collection[PrefillInstance] = ()
-        if tried.servers or tried.ways:
-            shunned = tried.servers.union(*tried.ways)
+        if tried.servers or tried.pairs:
+            shunned = tried.servers.union(*tried.pairs)
             avoid = [p for p in self.instances if p in shunned]
             if all(p in shunned for p in self.instances if p.healthy):
-                avoid = [p for p in self.instances if not self._new(p, tried)]
+                avoid = [p for p in self.instances if not self._untried_decoders(p, tried)]
         usable = open_to(self.decoders, shunned)
         choice = self.choose(ask, avoid) if usable else None
         if choice is None:
             return None
         if shunned:
-            usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
-        return choice, roomiest(usable, kv_tokens, self.traffic)
+            usable = open_to(self._untried_decoders(choice.instance, tried) or self.decoders, shunned)
+        return choice, choose_decoder(usable, kv_tokens, self.traffic_ratio)
 
-    def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[DecodeInstance]:
+    def _untried_decoders(self, prefiller: PrefillInstance, tried: TriedServers) -> list[DecodeInstance]:
         """Return the healthy decode servers with which ``prefiller`` makes an untried pair."""
         if prefiller in tried.servers:
             return []
-        old = {d for p, d in tried.ways if p is prefiller} | tried.servers
+        old = {d for p, d in tried.pairs if p is prefiller} | tried.servers
         return [d for d in self.decoders if d.healthy and d not in old]
 
-    def left(self, tried: Tried, *, now: bool) -> bool:
+    def has_untried_pair(self, tried: TriedServers, *, now: bool) -> bool:
         """Return True if there is an untried pair of healthy servers. ``now``: both must admit requests at once, which
         a server with an open breaker does only later."""
-        return any((d.usable and p.usable) if now else p.healthy for p in self.instances for d in self._new(p, tried))
+        return any(
+            (d.usable and p.usable) if now else p.healthy
+            for p in self.instances
+            for d in self._untried_decoders(p, tried)
+        )
 
-    def missing(self) -> str:
+    def missing_role(self) -> str:
         """Return the role that has no healthy server."""
         return "decode" if any(i.healthy for i in self.instances) else "prefill"
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
         """Choose the instance for a request, and its data-parallel rank; None if no instance is healthy.
 
-        Changes nothing; ``sends`` records the choice. The request goes to the best offer of the instances that take its
-        class. The class depends on the place: a request is short if at most ``threshold`` tokens are new there. A
-        request that is short only at a place with its history cached may stay there. If other requests share that
-        history, one of them takes it to the short pool. Instances in ``avoid`` are used only if no other is healthy. A
-        session named by the client stays at its last server, in either pool.
+        Changes nothing; see ``record_choice``. The request goes to the best offer of the instances that take its class.
+        The class depends on the place: a request is short if at most ``threshold`` tokens are new there. A request that
+        is short only at a place with its history cached may stay there. If other requests share that history, one of
+        them takes it to the short pool. Instances in ``avoid`` are used only if no other is healthy. A session named by
+        the client stays at its last server, in either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -205,18 +209,18 @@ class Pools:
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
-            own, others = offers(usable, ask, now, threshold)
-            _, new, chosen, _ = first(own or others, ask)
+            own, others = list_offers(usable, ask, now, threshold)
+            _, new, chosen, _ = choose_offer(own or others, ask)
         else:
             new, chosen = ask.new(holder.prefixes), holder
         length_class = SHORT if new <= threshold else LONG
         if not own:
             spilled = holder is None
         elif others and chosen.pool == length_class:
-            helpers = relief(self.config, length_class, own, others)
+            helpers = spill_offers(self.config, length_class, own, others)
             if helpers:
                 spilled = True
-                _, new, chosen, _ = first(helpers, ask)
+                _, new, chosen, _ = choose_offer(helpers, ask)
         elif chosen.pool == LONG and length_class == SHORT:
             shares = self._shared_blocks(ask, chosen)
             host = self._host_of_copy(ask, shares, others)
@@ -225,9 +229,9 @@ class Pools:
                 length_class, copies = LONG, True
                 _, new, chosen, _ = host
         late_s = 0.0
-        if ask.until < math.inf:
+        if ask.refuse_at < math.inf:
             first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
-            late_s = max(0.0, now + first_s - ask.until) if first_s is not None else 0.0
+            late_s = max(0.0, now + first_s - ask.refuse_at) if first_s is not None else 0.0
         why: Why = "copy" if copies else "spill" if spilled else "pool" if others else "expected"
         if holder is not None:
             why = "session"
@@ -238,7 +242,7 @@ class Pools:
             chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, shares, late_s
         )  # fmt: skip
 
-    def sends(self, ask: Ask, choice: Choice) -> None:
+    def record_choice(self, ask: Ask, choice: Choice) -> None:
         """Record that the request goes to ``choice``, where its prompt will be cached and its session continues."""
         self._sessions.served(ask.session, choice.place)
         if choice.shares:
@@ -261,5 +265,5 @@ class Pools:
         if not shares or not self._shared.due(ask.prompts[0], shares):
             return None
         hosts = [o for o in others if o[2].pool == SHORT]
-        host = least(hosts) if hosts else None
+        host = cheapest_offer(hosts) if hosts else None
         return None if host is None or host[2].outstanding_tokens > self.config.load_unit else host

@@ -84,10 +84,10 @@ class AllocConfig(Knobs):
         n_min = self.n_min
         if 2 * n_min > prefill and (n_min > 1 or self.divided):
             raise ConfigError(
-                f"{self.shown('n_min')}: {n_min} for each pool needs {2 * n_min} --prefill, not {prefill}"
+                f"{self.display_name('n_min')}: {n_min} for each pool needs {2 * n_min} --prefill, not {prefill}"
             )
         if self.initial_short is not None and not n_min <= self.initial_short <= prefill - n_min:
             raise ConfigError(
-                f"{self.shown('initial_short')}: {self.initial_short} is not from {n_min} to {prefill - n_min}, "
-                f"what {prefill} --prefill and n_min {n_min} allow"
+                f"{self.display_name('initial_short')}: {self.initial_short} must be from {n_min} to {prefill - n_min} "
+                f"with {prefill} --prefill and n_min {n_min}"
             )

@@ -34,10 +34,10 @@ from laps_core.protocol import Assignment
 
 RECOVERING = 0.9
 """Share of a pool's longer mean pressure (0..1): a pool with a lower recent mean gets servers only if overloaded."""
-WORTH = 1.25
+LEAST_GAIN = 1.25
 """Ratio of the busier pool's load now to the busier pool's load after the best split, above which servers move."""
-FULL, WORTH_FULL = 0.9, 1.1
-"""Load from which a pool is nearly full (0..1), and the value that then replaces WORTH."""
+FULL, LEAST_GAIN_FULL = 0.9, 1.1
+"""Load from which a pool is nearly full (0..1), and the value that then replaces LEAST_GAIN."""
 SETTLED = 1.99
 """Age of the measured work from which a pool also gives up servers that its uncertain work may need (periods)."""
 LAYOUT_PERIODS = 4
@@ -83,7 +83,7 @@ class PoolController:
         self.need = Work()
         """Servers that each class needs, measured since the work last changed."""
         self._demand = Demand(config)
-        self.usual = Work()
+        self.average_work = Work()
         """Arriving work of each class, averaged over LAYOUT_PERIODS (servers)."""
         self._recent, self._longer = dict(self.raw), dict(self.raw)
         """Means of the pool pressures, over a short and a longer time."""
@@ -128,8 +128,8 @@ class PoolController:
         self._healthy = [s for s in signals if s.healthy]
         self._members = {p: [s for s in self._healthy if s.pool in (p, BOTH)] for p in POOLS}
         self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._members[p]], self.config) for p in POOLS}
-        came = self._demand.observe(now, self._healthy)
-        if self._demand.forget():
+        arrived = self._demand.observe(now, self._healthy)
+        if self._demand.drop_before_change():
             # Pressures before the change say nothing about the new work; decide as soon as the new work is clear.
             self.balance, at = 0.5, now - self._demand.span_s
             for seen_at, share in self._shares:
@@ -138,8 +138,8 @@ class PoolController:
             self._hurry_until = now - self._demand.span_s + 3 * self.config.period_s
         self.need = self._demand.servers()
         over_s = LAYOUT_PERIODS * self.config.period_s
-        means = (_faded(mean, value, span, over_s) for mean, value in zip(self.usual, came, strict=True))
-        self.usual = Work(*means)
+        means = (_faded(mean, value, span, over_s) for mean, value in zip(self.average_work, arrived, strict=True))
+        self.average_work = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
         """Return the moves that are due; the caller may skip any of them. Between two decisions with moves lies at
@@ -163,7 +163,7 @@ class PoolController:
 
     def in_dead_band(self) -> bool:
         """Return True if no server should move from one pool to the other."""
-        return self._wanting() is None
+        return self._pool_in_need() is None
 
     # -- dividing and merging the fleet
 
@@ -180,7 +180,7 @@ class PoolController:
         if now - self._laid_out_at < LAYOUT_PERIODS * self.config.period_s:
             return []
         parks = all(s.parks for s in everyone)
-        best = layout(self.usual, n, n_min, parks=parks, divided=divided)
+        best = layout(self.average_work, n, n_min, parks=parks, divided=divided)
         if (best.short is not None) == divided and not stray:
             return []
         self._laid_out_at = now
@@ -192,7 +192,7 @@ class PoolController:
         """Return moves of ``undivided`` into the pools; those with the least long work go to the short pool."""
         if not undivided:
             return []
-        wanted = short_servers(self.usual, len(self._healthy), self.config.n_min)
+        wanted = short_servers(self.average_work, len(self._healthy), self.config.n_min)
         short = max(0, wanted - sum(s.pool == SHORT for s in self._healthy))
         free = sorted(undivided, key=lambda s: (s.waiting.long, s.outstanding, s.name))
         return [Move(s.name, BOTH, SHORT if i < short else LONG, now, reason) for i, s in enumerate(free)]
@@ -205,14 +205,14 @@ class PoolController:
             return []
         n_min = self.config.n_min
         starving = next((p for p in POOLS if len(self._members[p]) < n_min), None)
-        target = starving or self._wanting()
+        target = starving or self._pool_in_need()
         if target is None:
             return []
         source = other(target)
         donors = sorted(self._members[source], key=lambda s: (s.outstanding, s.name))
         if len(donors) <= n_min:
             return []
-        missing = n_min - len(self._members[target]) if starving else self._missing(target)
+        missing = n_min - len(self._members[target]) if starving else self._servers_to_move(target)
         # An instance that stays busy with old work would not help its new pool.
         able = [s for s in donors if sum(s.waiting) <= self.config.period_s] or donors[:1]
         chosen = able[: min(missing, len(donors) - n_min)]
@@ -227,10 +227,10 @@ class PoolController:
             return 0.5
         return self.raw["short"] / (self.raw["short"] + self.raw["long"])
 
-    def _wanting(self) -> Pool | None:
+    def _pool_in_need(self) -> Pool | None:
         shares: tuple[tuple[Pool, float], ...] = (("short", self.balance), ("long", 1 - self.balance))
         for target, share in shares:
-            if self._missing(target) > 0:
+            if self._servers_to_move(target) > 0:
                 recovers = self._recent[target] < RECOVERING * self._longer[target]
                 if (share > self._edge() and not recovers) or self._overloaded(target):
                     return target
@@ -242,7 +242,7 @@ class PoolController:
         sure = self.need[i] - self._demand.error()[i]
         return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.period_s
 
-    def _missing(self, target: Pool) -> int:
+    def _servers_to_move(self, target: Pool) -> int:
         """Return the number of instances to move to ``target`` so that the busier pool is least busy with the measured
         work; 0 if the gain is small."""
         source = other(target)
@@ -258,7 +258,7 @@ class PoolController:
         doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
         best, sure = min(range(rest), key=busier), max(0.0, wants - doubt)
         before, after = busier(0, sure), busier(best, sure)
-        if before <= (WORTH_FULL if before >= FULL else WORTH) * after:
+        if before <= (LEAST_GAIN_FULL if before >= FULL else LEAST_GAIN) * after:
             return 0
         needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.period_s else 0
         return max(0, best - needed)

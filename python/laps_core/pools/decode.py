@@ -15,11 +15,11 @@ OTHERS_MAX = 16.0
 class Kv:
     """KV tokens of one decode server at its last report."""
 
-    told: int
+    reported: int
     """KV tokens that requests of all routers hold, or request while they wait."""
     capacity: int
     """Capacity of all data-parallel ranks together."""
-    holds: int
+    largest_rank: int
     """Capacity of the largest rank: no request can have more."""
     own: int
     """KV tokens of this router's requests that were in flight at the server."""
@@ -27,7 +27,7 @@ class Kv:
     @property
     def taken(self) -> int:
         """Return the KV tokens taken, with those that this router's requests will still need for their answers."""
-        return max(self.told, self.own)
+        return max(self.reported, self.own)
 
 
 class DecodeInstance(Instance):
@@ -38,20 +38,20 @@ class DecodeInstance(Instance):
         self.kv: Kv | None = None
         """Last KV report; None if unknown."""
 
-    def held(self, others: float = 1.0) -> float:
-        """Return the KV tokens held or requested now, if all routers together send ``others`` times as much as this
-        router."""
+    def held(self, traffic_ratio: float = 1.0) -> float:
+        """Return the KV tokens held or requested now, if all routers together send ``traffic_ratio`` times as much as
+        this router."""
         kv, own = self.kv, self.outstanding_tokens
         if kv is None:
             return own
-        return max(own, kv.taken + others * (own - kv.own))
+        return max(own, kv.taken + traffic_ratio * (own - kv.own))
 
     def forget(self) -> None:
         """Forget the KV report."""
         self.kv = None
 
 
-def traffic(decoders: Sequence[DecodeInstance]) -> float:
+def estimate_traffic_ratio(decoders: Sequence[DecodeInstance]) -> float:
     """Return the ratio of all routers' work at the decode servers to this router's (1..OTHERS_MAX). Other routers are
     assumed to go on sending at this ratio until the next report: otherwise many routers would fill the same server."""
     read = [d.kv for d in decoders if d.kv is not None]
@@ -59,9 +59,9 @@ def traffic(decoders: Sequence[DecodeInstance]) -> float:
     return min(taken / own, OTHERS_MAX) if own else OTHERS_MAX if taken else 1.0
 
 
-def roomiest(decoders: Sequence[DecodeInstance], tokens: int, others: float) -> DecodeInstance:
-    """Return the decode server with the most KV tokens free for a request of ``tokens``; ``others`` as from
-    ``traffic``. If none of ``decoders`` (not empty) can hold the request, all of them are candidates.
+def choose_decoder(decoders: Sequence[DecodeInstance], tokens: int, traffic_ratio: float) -> DecodeInstance:
+    """Return the decode server with the most KV tokens free for a request of ``tokens``; ``traffic_ratio`` as from
+    ``estimate_traffic_ratio``. If none of ``decoders`` (not empty) can hold the request, all of them are candidates.
 
     A server without a report counts as large as the smallest server with one, and holds only this router's requests.
     """
@@ -71,7 +71,8 @@ def roomiest(decoders: Sequence[DecodeInstance], tokens: int, others: float) -> 
     else:
         return min(decoders, key=lambda d: (d.outstanding_tokens, d.outstanding, d.served))
     usual = min(d.kv.capacity for d in decoders if d.kv is not None)
-    able = [d for d in decoders if d.kv is None or tokens <= d.kv.holds] or decoders
+    able = [d for d in decoders if d.kv is None or tokens <= d.kv.largest_rank] or decoders
     return min(
-        able, key=lambda d: (d.held(others) - (usual if d.kv is None else d.kv.capacity), d.outstanding, d.served)
+        able,
+        key=lambda d: (d.held(traffic_ratio) - (usual if d.kv is None else d.kv.capacity), d.outstanding, d.served),
     )

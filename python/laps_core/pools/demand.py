@@ -14,9 +14,9 @@ from laps_core.protocol import ByClass
 
 MOST_PERIODS = 4
 """Longest time over which arriving work is averaged (control periods)."""
-SURE = 5.0
+CHANGE_ERRORS = 5.0
 """Least difference of the mean work before and after a change (standard errors)."""
-LEAST = 2
+LEAST_SAMPLES = 2
 """Least number of samples after a change: a single sample may be one large request."""
 FIRST = 10
 """Number of first samples from which the noise is learnt without clipping."""
@@ -30,48 +30,48 @@ CAUGHT_UP = 0.1
 """Most waiting work of a server that has caught up, as a share of its busy time since it last caught up (0..1)."""
 HORIZON_S = 120.0
 """Time constant with which measured request times are forgotten (seconds per server)."""
-FREE_S = 1.0
+PRIOR_S = 1.0
 """Initial work whose measured and predicted time are assumed to be equal (seconds)."""
 MOST_RATIO = 8.0
 """Limit of the ratio between measured and predicted time, in both directions."""
 
 
-class Spent:
+class BusySplit:
     """Split of a device's busy time by class, from one sample to the next."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._seen = self._over = self._done = self._last = Work()
 
-    def since(self, now: float, busy_share: float, told: ByClass | None, outlook: Outlook) -> Work:
+    def since(self, now: float, busy_share: float, reported: ByClass | None, outlook: Outlook) -> Work:
         """Return each class's share of the time since the last sample (0..1; the sum is at most 1, too).
 
-        ``told``: busy seconds of each class since the server's start, with ``now`` of the server's clock; if no time
-        has passed, the last shares are returned again. None if unknown: then ``busy_share`` is split like this router's
-        own work.
+        ``reported``: busy seconds of each class since the server's start, with ``now`` of the server's clock; if no
+        time has passed, the last shares are returned again. None if unknown: then ``busy_share`` is split like this
+        router's own work.
         """
         done, before = outlook.done, self._done
         self._done = done
-        if told is not None:
-            return self._of_told(now, Work(told.short, told.long))
+        if reported is not None:
+            return self._split_reported(now, Work(reported.short, reported.long))
         short, long = done.short - before.short, done.long - before.long
         if not short + long:
             short, long = outlook.waiting(now)
         part = short / (short + long) if short + long else 0.5
         return Work(busy_share * part, busy_share * (1.0 - part))
 
-    def _of_told(self, now: float, told: Work) -> Work:
+    def _split_reported(self, now: float, reported: Work) -> Work:
         at, seen = self._at, self._seen
         if at is not None and now == at:
             return self._last
-        self._at, self._seen = now, told
-        if at is None or now < at or told.short < seen.short or told.long < seen.long:
+        self._at, self._seen = now, reported
+        if at is None or now < at or reported.short < seen.short or reported.long < seen.long:
             # First answer, or a restarted server.
             self._over = self._last = Work()
             return self._last
         # The server reports a step as a whole when the step ends, but a device cannot be busy for longer than the time
         # between two samples. The excess belongs to earlier samples and is counted in later ones.
-        due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(told, seen, self._over, strict=True)]
+        due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(reported, seen, self._over, strict=True)]
         total = sum(due)
         counted = min(1.0, (now - at) / total) if total > 0.0 else 0.0
         self._over = Work(*(min(d * (1.0 - counted), LONGEST_STEP_S) for d in due))
@@ -81,42 +81,42 @@ class Spent:
 
 class _Sample(NamedTuple):
     span_s: float
-    came: Work
+    arrived: Work
 
 
-class _Ledger:
+class _MeasuredTimes:
     """Device time that requests took, and the time that was predicted at their arrival, by class (seconds)."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Work, Work]] = {}
         """Servers that have not caught up: name -> time, busy time and predicted arrived work (seconds)."""
-        self._seconds, self._took, self._came = 0.0, [0.0, 0.0], [0.0, 0.0]
+        self._seconds, self._took, self._arrived = 0.0, [0.0, 0.0], [0.0, 0.0]
 
     def observe(self, span: float, known: Sequence[tuple[InstanceSignals, Work]]) -> None:
         """Take in a sample of all servers whose arrivals are known."""
         before, self._open = self._open, {}
-        for s, came in known:
-            seconds, took_s, came_s = before.get(s.name, (0.0, Work(), Work()))
+        for s, arrived in known:
+            seconds, took_s, arrived_s = before.get(s.name, (0.0, Work(), Work()))
             seconds += span
             took_s = Work(*(t + span * b for t, b in zip(took_s, s.busy, strict=True)))
-            came_s = Work(*(t + span * c for t, c in zip(came_s, came, strict=True)))
+            arrived_s = Work(*(t + span * c for t, c in zip(arrived_s, arrived, strict=True)))
             if sum(s.waiting) > CAUGHT_UP * sum(took_s):
                 # The server has not done all of the arrived work yet.
-                self._open[s.name] = seconds, took_s, came_s
+                self._open[s.name] = seconds, took_s, arrived_s
                 continue
             keep = math.exp(-seconds / (HORIZON_S * len(known)))
             self._seconds = keep * self._seconds + seconds
             for c in (0, 1):
                 self._took[c] = keep * self._took[c] + took_s[c]
-                self._came[c] = keep * self._came[c] + came_s[c]
+                self._arrived[c] = keep * self._arrived[c] + arrived_s[c]
 
-    def corrected(self, c: int, came: float, servers: int) -> float:
-        """Return the arriving work of class ``c`` (servers): the predicted work ``came`` corrected by measured times,
-        plus the work of unobserved senders at ``servers`` servers."""
-        ratio = (FREE_S + self._took[c]) / (FREE_S + self._came[c])
+    def corrected(self, c: int, arrived: float, servers: int) -> float:
+        """Return the arriving work of class ``c`` (servers): the predicted work ``arrived`` corrected by measured
+        times, plus the work of unobserved senders at ``servers`` servers."""
+        ratio = (PRIOR_S + self._took[c]) / (PRIOR_S + self._arrived[c])
         ratio = min(max(ratio, 1.0 / MOST_RATIO), MOST_RATIO)
-        rest = max(0.0, self._took[c] - ratio * self._came[c]) / self._seconds if self._seconds else 0.0
-        return ratio * came + rest * servers
+        rest = max(0.0, self._took[c] - ratio * self._arrived[c]) / self._seconds if self._seconds else 0.0
+        return ratio * arrived + rest * servers
 
 
 class Demand:
@@ -130,7 +130,7 @@ class Demand:
     def __init__(self, config: PressureConfig) -> None:
         self._config = config
         self._at: float | None = None
-        self._ledger = _Ledger()
+        self._measured = _MeasuredTimes()
         self._seen: deque[_Sample] = deque()
         self._noise = [_Noise(), _Noise()]
 
@@ -142,22 +142,22 @@ class Demand:
             self._at = now
         if span <= 0.0:
             return Work()
-        known = [(s, s.came) for s in healthy if s.came is not None]
-        self._ledger.observe(span, known)
-        of_known = (self._ledger.corrected(c, sum(came[c] for _, came in known), len(known)) for c in (0, 1))
-        came = Work(*(w + sum(s.busy[c] for s in healthy if s.came is None) for c, w in enumerate(of_known)))
+        known = [(s, s.arrived) for s in healthy if s.arrived is not None]
+        self._measured.observe(span, known)
+        of_known = (self._measured.corrected(c, sum(arrived[c] for _, arrived in known), len(known)) for c in (0, 1))
+        arrived = Work(*(w + sum(s.busy[c] for s in healthy if s.arrived is None) for c, w in enumerate(of_known)))
         if self._seen:
             for c, noise in enumerate(self._noise):
-                noise.observe(self._seen[-1].came[c], came[c])
-        self._seen.append(_Sample(span, came))
+                noise.observe(self._seen[-1].arrived[c], arrived[c])
+        self._seen.append(_Sample(span, arrived))
         rest_s, most_s = self.span_s, MOST_PERIODS * self._config.period_s * 0.99
         while (rest_s := rest_s - self._seen[0].span_s) > most_s:
             self._seen.popleft()
-        return came
+        return arrived
 
-    def forget(self) -> bool:
+    def drop_before_change(self) -> bool:
         """Drop the samples before a change of the work; return True if a change was found."""
-        changed = max(noise.change([s.came[c] for s in self._seen]) for c, noise in enumerate(self._noise))
+        changed = max(noise.change([s.arrived[c] for s in self._seen]) for c, noise in enumerate(self._noise))
         for _ in range(changed):
             self._seen.popleft()
         return changed > 0
@@ -170,7 +170,7 @@ class Demand:
     def servers(self) -> Work:
         """Return the servers that each class needs."""
         span = self.span_s
-        return Work(*(sum(s.span_s * s.came[c] for s in self._seen) / span if span else 0.0 for c in (0, 1)))
+        return Work(*(sum(s.span_s * s.arrived[c] for s in self._seen) / span if span else 0.0 for c in (0, 1)))
 
     def error(self) -> Work:
         """Return the standard error of ``servers``."""
@@ -189,7 +189,7 @@ class _Noise:
         square, level = (now - before) ** 2 / 2, (before + now) / 2
         if self._seen >= FIRST:
             # Clip a change of the work: it is not noise, unless changes are frequent.
-            square = min(square, SURE * SURE * self.variance(level))
+            square = min(square, CHANGE_ERRORS * CHANGE_ERRORS * self.variance(level))
         self._seen += 1
         self._squares, self._work = MEMORY * self._squares + square, MEMORY * self._work + level
 
@@ -203,8 +203,8 @@ class _Noise:
         n, total = len(values), sum(values)
         if not n:
             return 0
-        most, at = SURE * SURE * self.variance(total / n), 0
-        for k, before in enumerate(accumulate(values[: n - LEAST]), 1):
+        most, at = CHANGE_ERRORS * CHANGE_ERRORS * self.variance(total / n), 0
+        for k, before in enumerate(accumulate(values[: n - LEAST_SAMPLES]), 1):
             # Squared difference of both means, divided by 1 / k + 1 / (n - k).
             squared = (before * n - total * k) ** 2 / (k * (n - k) * n)
             if squared > most:

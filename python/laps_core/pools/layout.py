@@ -69,7 +69,5 @@ def layout(need: Work, servers: int, n_min: int, *, parks: bool, divided: bool) 
         return Layout(None, f"{total:.1f} of {servers} servers are enough for all requests")
     apart = wait(need.long, servers - n)
     if short >= n * loss or 1.0 + apart > LOSS * loss * (1.0 + together):
-        return Layout(
-            None, f"{n} + {servers - n} servers are too few for {short:.1f} + {need.long:.1f} that are needed"
-        )
+        return Layout(None, f"{n} + {servers - n} servers cannot do the work of {short:.1f} + {need.long:.1f} servers")
     return Layout(n, f"short work needs {short:.1f} of {servers} servers, long work {need.long:.1f}")

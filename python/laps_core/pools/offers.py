@@ -26,7 +26,9 @@ FLOOD = 8
 at each of its places). Such a busy place has at most 1 / FLOOD of that load."""
 
 
-def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:
+def list_offers(
+    usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: int
+) -> tuple[list[Offer], list[Offer]]:
     """Return the offers of the request's own pool, and those of the other pool. Of a server's places that have nothing
     of the prompt cached, the idle one that has served the least stands for all, if any is idle: none is better."""
     total = max(1, ask.total)
@@ -75,16 +77,16 @@ def offers(usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: i
     return own, others
 
 
-def first(offers: list[Offer], ask: Ask) -> Offer:
+def choose_offer(offers: list[Offer], ask: Ask) -> Offer:
     """Return the cheapest offer; if several meet the deadline with ease, the one with the fewest new tokens."""
     if ask.slo_s is not None:
         easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
         if easy:
             return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
-    return least(offers)
+    return cheapest_offer(offers)
 
 
-def relief(config: AllocConfig, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
+def spill_offers(config: AllocConfig, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
     """Return the offers of the other pool that may take the request, if its ``own`` pool (``home``) is overloaded."""
     unit = config.load_unit
     fewest = min(o[2].outstanding_tokens for o in own)
@@ -103,7 +105,7 @@ def _may_spill(config: AllocConfig, home: Pool, to: Place) -> bool:
     return config.spill in ("both", home)
 
 
-def least(offers: list[Offer]) -> Offer:
+def cheapest_offer(offers: list[Offer]) -> Offer:
     """Return the cheapest offer; of equally cheap ones, the one whose place has the fewest tokens in flight."""
     lowest_s = min(offers, key=_cost)[0]
     return min((o for o in offers if o[0] == lowest_s), key=lambda o: _load(o[2]))

@@ -110,20 +110,20 @@ class Outlook:
             self._long = self._long - work_s if self._long - work_s > 1e-9 else 0.0
         self.free_at = math.inf if self._short or self._long else self._others_until
 
-    def seen(self, others: bool) -> None:
+    def set_shared(self, others: bool) -> None:
         """Set whether the server computes requests of other routers now, even if hardly any of them waits."""
         self.shared = others
         self._alone = self._alone and not others
 
-    def told(self, now: float, short_s: float, long_s: float) -> None:
+    def record_work(self, now: float, short_s: float, long_s: float) -> None:
         """Take in the server's unfinished work (seconds): the excess over this router's own is other routers' work."""
-        self._note(now, short_s - self._short, long_s - self._long)
+        self._set_others_work(now, short_s - self._short, long_s - self._long)
 
-    def told_others(self, now: float, pool: Assignment, seconds: float) -> None:
+    def record_others_work(self, now: float, pool: Assignment, seconds: float) -> None:
         """Take in the waiting work of other routers (seconds). Its class is unknown: guess it from ``pool``."""
-        self._note(now, seconds, 0.0) if pool == SHORT else self._note(now, 0.0, seconds)
+        self._set_others_work(now, seconds, 0.0) if pool == SHORT else self._set_others_work(now, 0.0, seconds)
 
-    def _note(self, now: float, short_s: float, long_s: float) -> None:
+    def _set_others_work(self, now: float, short_s: float, long_s: float) -> None:
         self._others_short_until = now + max(0.0, short_s)
         self._others_until = self._others_short_until + max(0.0, long_s)
         self.free_at = math.inf if self._short or self._long else self._others_until

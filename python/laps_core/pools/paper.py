@@ -57,7 +57,7 @@ class PaperPools(Pools):
         why: Why = "pool" if own else "spill"
         return Choice(chosen.server, length_class, total, 0, work_s, not own, rank=chosen.rank, why=why)
 
-    def sends(self, ask: Ask, choice: Choice) -> None:
+    def record_choice(self, ask: Ask, choice: Choice) -> None:
         """Record nothing: prefixes and sessions are ignored."""
 
 

@@ -39,7 +39,7 @@ class PrefillInstance(Instance):
         self.pool: Assignment = pool
         self.record: PoolRecord | None = None
         """Pool record stored by the server; None if it stores none."""
-        self.taken_at = -math.inf
+        self.record_at = -math.inf
         """Time at which ``record`` was last read or set."""
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self._learnt = learnt or Learnt()
@@ -55,9 +55,9 @@ class PrefillInstance(Instance):
         self._deviation = 0.0
         self._deviation_at = clock()
 
-    def take(self, record: PoolRecord | None) -> None:
+    def adopt_record(self, record: PoolRecord | None) -> None:
         """Adopt the pool record that the server stores for all routers."""
-        self.record, self.taken_at = record, self.clock()
+        self.record, self.record_at = record, self.clock()
         if record and record.assignment:
             self.pool = record.assignment
 
@@ -66,7 +66,7 @@ class PrefillInstance(Instance):
         """Return the number of blocks in the prefix indexes of all places."""
         return sum(len(p.prefixes) for p in self.places)
 
-    def spread(self, ranks: int) -> None:
+    def set_rank_count(self, ranks: int) -> None:
         """Set the number of data-parallel ranks that bootstrap rooms select. A new number replaces all ranks."""
         ranks = ranks if 1 < ranks <= RANKS_MAX else 1
         if ranks == len(self.places):
@@ -76,13 +76,13 @@ class PrefillInstance(Instance):
         if ranks > 1:
             self.places = tuple(Rank(self, n, ranks, self._learnt, PREFIX_TOKENS) for n in range(ranks))
 
-    def remembers(self, tokens: int | None) -> None:
+    def set_cache_size(self, tokens: int | None) -> None:
         """Set the size of the prefix cache of the server, or of each of its ranks (tokens); None if unknown."""
         tokens = PREFIX_TOKENS if tokens is None else min(tokens, PREFIX_TOKENS_MOST)
         for p in self.places:
             p.prefixes.bound(tokens if p.rank is None else p.rank.share(tokens))
 
-    def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
+    def set_capabilities(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
         """Store whether the server runs LAPS (``parks``), its latency model and its longest prompt; None if unknown."""
         self.longest = longest
         for o in (self.outlook, *(p.outlook for p in self.places)):
@@ -96,7 +96,7 @@ class PrefillInstance(Instance):
     def forget(self) -> None:
         """Forget prefixes and ranks."""
         self.flushed()
-        self.spread(1)
+        self.set_rank_count(1)
 
     def entered(self, lease: Lease) -> None:
         """Add the request to the outlook."""

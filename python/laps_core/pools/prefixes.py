@@ -40,7 +40,7 @@ class Fingerprint:
     media: tuple[int, ...] = ()
     """Block in which each image, video or audio part ends, counted from 0."""
     prompt: Tokens | None = None
-    """Text or ids of the prompt; None after ``Pools.sends`` has recorded the request."""
+    """Text or ids of the prompt; None after ``Pools.record_choice`` has recorded the request."""
 
 
 EMPTY = Fingerprint((), 0.0)
@@ -126,7 +126,7 @@ class Ask:
     """Media parts at unknown positions in the prompts; assumed not to be cached."""
     slo_s: float | None = None
     """Deadline after arrival (seconds)."""
-    until: float = math.inf
+    refuse_at: float = math.inf
     """Time from which the request is refused if it has no first token (monotonic seconds)."""
     session: str | None = None
     """Session name given by the client."""

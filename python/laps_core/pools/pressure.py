@@ -88,7 +88,7 @@ class InstanceSignals:
     """Work in flight (tokens); the instance with the least work is the cheapest to move."""
     busy: Work = NO_WORK
     """Share of the time since the last sample that the device spent on each class (0..1)."""
-    came: Work | None = None
+    arrived: Work | None = None
     """Predicted work that arrived since the last sample (servers; see ``Arrivals``); None if unknown."""
     waiting: Work = NO_WORK
     """Unfinished work at the instance, by class (seconds)."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.receipts.ledger import Held, Ledger, Run
+from laps_core.receipts.ledger import Hold, Ledger, Run
 from laps_core.receipts.receipt import Behind, Cause
 
 NAMED = 8
@@ -73,19 +73,19 @@ def account(m: Moments, ledger: Ledger) -> Account:
     runs = [run for run in m.runs if run.begin_us < m.end_us]
     first_us = runs[0].begin_us if runs else None
     last_us = max((run.end_us or m.end_us for run in runs), default=None)
-    found.all_until(m.sent_us, "tokenizing")
-    found.overlaid_until(m.received_us, "tokenizing")
+    found.assign_until(m.sent_us, "tokenizing")
+    found.assign_by_device_until(m.received_us, "tokenizing")
     queued_us = _first(m.waits_us, first_us)
-    found.all_until(_first(m.asked_us, queued_us), "tokenizing")
-    found.all_until(_first(queued_us, None if m.asked_us is None else m.end_us), "decode_room")
+    found.assign_until(_first(m.asked_us, queued_us), "tokenizing")
+    found.assign_until(_first(queued_us, None if m.asked_us is None else m.end_us), "decode_room")
     if last_us is None:
         # The request never ran: all of its time is waiting.
-        found.overlaid_until(m.end_us, "other" if m.waits_us is None else "scheduling")
+        found.assign_by_device_until(m.end_us, "other" if m.waits_us is None else "scheduling")
         return found.account()
-    found.overlaid_until(last_us, "scheduling")
-    found.all_until(m.ready_us, "decode_room")
-    found.all_until(m.transferred_us, "transfer")
-    found.all_until(m.end_us, "answering")
+    found.assign_by_device_until(last_us, "scheduling")
+    found.assign_until(m.ready_us, "decode_room")
+    found.assign_until(m.transferred_us, "transfer")
+    found.assign_until(m.end_us, "answering")
     return found.account()
 
 
@@ -103,18 +103,18 @@ class _Overlay:
         self._causes: defaultdict[Cause, int] = defaultdict(int)
         self._others: list[tuple[Run, int]] = []
 
-    def all_until(self, until_us: int | None, cause: Cause) -> None:
+    def assign_until(self, until_us: int | None, cause: Cause) -> None:
         """Assign the time up to `until_us` to one cause; None: that moment never came."""
         if until_us is not None and (until := min(until_us, self._m.end_us)) > self._at:
             self._causes[cause] += until - self._at
             self._at = until
 
-    def overlaid_until(self, until_us: int | None, idle: Cause) -> None:
+    def assign_by_device_until(self, until_us: int | None, idle: Cause) -> None:
         """Assign the time up to `until_us` to causes by what the device did. `idle`: cause of time in which the device
         was idle and nothing held the request back."""
         if until_us is None or (until := min(until_us, self._m.end_us)) <= self._at:
             return
-        held = self._ledger.held(self._m.cls, self._at, until)
+        held = self._ledger.holds_between(self._m.cls, self._at, until)
         at, causes, own, others, first_us = 0, self._causes, self._own, self._others, self._first_us
         blocked, last = self._m.blocked, len(held) - 1
         next_us, why = held[1].since_us if last else math.inf, _causes(held[0].cause, idle)
@@ -134,7 +134,7 @@ class _Overlay:
                 kind = run.cls
                 if kind is not None:
                     others.append((run, us))
-                if begin >= first_us and self._within(begin):
+                if begin >= first_us and self._own_batch_runs_at(begin):
                     causes["preempted"] += us
                     continue
             if end <= next_us and not blocked:
@@ -143,9 +143,9 @@ class _Overlay:
                 self._divide(begin, end, kind, held[at:], idle)
         self._at = until
 
-    def _divide(self, begin: int, end: int, kind: str | None, held: list[Held], idle: Cause) -> None:
+    def _divide(self, begin: int, end: int, kind: str | None, held: list[Hold], idle: Cause) -> None:
         """Assign a piece of time in which the cause changes. `held`: changes, starting with the last one before it."""
-        for part_begin, part_end, blocked in self._apart(begin, end):
+        for part_begin, part_end, blocked in self._split_by_blocked(begin, end):
             at = 0
             while part_begin < part_end:
                 while at + 1 < len(held) and held[at + 1].since_us <= part_begin:
@@ -154,11 +154,11 @@ class _Overlay:
                 self._causes[blocked or _causes(held[at].cause, idle)[kind]] += until - part_begin
                 part_begin = until
 
-    def _within(self, at_us: int) -> bool:
+    def _own_batch_runs_at(self, at_us: int) -> bool:
         """Return True if a batch of this request was under way."""
         return any(run.begin_us <= at_us and (run.end_us is None or at_us < run.end_us) for run in self._m.runs)
 
-    def _apart(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int, Cause | None]]:
+    def _split_by_blocked(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int, Cause | None]]:
         """Yield the parts of a period, with a cause for parts in which this request could not run, else None."""
         for wait in self._m.blocked:
             if wait.end_us <= begin_us or wait.begin_us >= end_us:

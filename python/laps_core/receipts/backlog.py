@@ -97,7 +97,7 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def came(self, now: float, cls: ClassName, seconds: float, tokens: int) -> None:
+    def count_arrival(self, now: float, cls: ClassName, seconds: float, tokens: int) -> None:
         """Count an arrived request: predicted `seconds` of work, and `tokens` of the whole prompt."""
         self.longest = max(self.longest, tokens)
         if cls == SHORT:
@@ -106,22 +106,22 @@ class Backlog:
         else:
             self._rates.add(now, size_of(seconds), seconds)
 
-    def put(self, key: Hashable, cls: ClassName, seconds: float, tokens: int) -> None:
+    def set_waiting(self, key: Hashable, cls: ClassName, seconds: float, tokens: int) -> None:
         """Set the part of a request that waits (seconds, new tokens)."""
-        self.take(key)
+        self.remove(key)
         entry = self._entries[key] = _Entry(cls, size_of(seconds), seconds, tokens)
         self._add(entry, 1)
 
-    def take(self, key: Hashable) -> None:
+    def remove(self, key: Hashable) -> None:
         """Remove a request, of which no part waits any more."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._add(entry, -1)
 
-    def keep(self, keys: set[Hashable]) -> None:
+    def remove_except(self, keys: set[Hashable]) -> None:
         """Remove all requests except `keys`."""
         for key in self._entries.keys() - keys:
-            self.take(key)
+            self.remove(key)
 
     def short_rate(self, now: float) -> tuple[float, float]:
         """Return short requests per second, and seconds of their work per second."""

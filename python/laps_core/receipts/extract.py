@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from laps_core.length import CLASSES, ClassName
-from laps_core.receipts.ledger import Held, Ledger, Run
+from laps_core.receipts.ledger import Hold, Ledger, Run
 from laps_core.receipts.recent import Entry, Recent
 
 
@@ -20,7 +20,7 @@ class Extract(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
     pieces: list[tuple[int, int, int]]
     """Start, end, and index into ``runs``; -1 = the device was idle."""
-    held: dict[ClassName, list[Held]]
+    held: dict[ClassName, list[Hold]]
     entries: list[Entry]
     """Requests, without their receipts."""
     dp_rank: int = 0
@@ -44,7 +44,7 @@ def extract(ledger: Ledger, recent: Recent, *, begin_us: int, end_us: int, epoch
         epoch_s=epoch_s,
         runs=runs,
         pieces=pieces,
-        held={cls: ledger.held(cls, begin_us, end_us) for cls in CLASSES},
+        held={cls: ledger.holds_between(cls, begin_us, end_us) for cls in CLASSES},
         entries=[replace(entry, receipt=b"") for entry in recent.since(begin_us)],
         dp_rank=dp_rank,
     )

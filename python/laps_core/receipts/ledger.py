@@ -54,7 +54,7 @@ class Run(msgspec.Struct, gc=False, kw_only=True):
         return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
 
 
-class Held(NamedTuple):
+class Hold(NamedTuple):
     """Cause that holds a class back, from `since_us` on."""
 
     since_us: int
@@ -64,7 +64,7 @@ class Held(NamedTuple):
     """True if a request of the class waits."""
 
 
-FREE = Held(0, None, False)
+FREE = Hold(0, None, False)
 
 
 class Ledger:
@@ -74,18 +74,18 @@ class Ledger:
         self._most = most
         self._begins, self._ends, self._runs = array("q"), array("q"), list[Run]()
         self._open: list[Run] = []
-        self._held: dict[ClassName, list[Held]] = {cls: [FREE] for cls in CLASSES}
+        self._held: dict[ClassName, list[Hold]] = {cls: [FREE] for cls in CLASSES}
 
     def __len__(self) -> int:
         return len(self._runs)
 
     # -- events
 
-    def begins(self, run: Run) -> None:
+    def record_start(self, run: Run) -> None:
         """Record that this batch goes to the device."""
         self._open.append(run)
 
-    def ended(self, run: Run, begin_us: int, end_us: int) -> None:
+    def record_end(self, run: Run, begin_us: int, end_us: int) -> None:
         """Record that a batch had the device, except for batches in its pauses, which must be recorded before. The time
         of other batches is not changed: if the last of them ended after `begin_us`, this batch starts at that end."""
         self._open = [other for other in self._open if other is not run]
@@ -120,12 +120,12 @@ class Ledger:
     def _last(self, first: int) -> Iterator[tuple[int, int, Run]]:
         return zip(self._begins[first:], self._ends[first:], self._runs[first:], strict=True)
 
-    def hold(self, now_us: int, cls: ClassName, cause: Cause | None, *, waits: bool) -> None:
+    def record_hold(self, now_us: int, cls: ClassName, cause: Cause | None, *, waits: bool) -> None:
         """Record the cause that holds back a class from now on. An unchanged cause takes no memory."""
         known = self._held[cls]
         if (known[-1].cause, known[-1].waits) == (cause, waits):
             return
-        known.append(Held(max(now_us, known[-1].since_us), cause, waits))
+        known.append(Hold(max(now_us, known[-1].since_us), cause, waits))
         if len(known) > self._most + self._most // 4:
             del known[: len(known) - self._most]
 
@@ -170,7 +170,7 @@ class Ledger:
             found.append((begin_us, end_us, None))
         return found[::-1]
 
-    def held(self, cls: ClassName, begin_us: int, end_us: int) -> list[Held]:
+    def holds_between(self, cls: ClassName, begin_us: int, end_us: int) -> list[Hold]:
         """Return the causes that held a class back in a period. The first entry can be older than the period."""
         known = self._held[cls]
         first = max(0, bisect_right(known, begin_us, key=lambda h: h.since_us) - 1)

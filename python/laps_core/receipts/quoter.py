@@ -70,7 +70,7 @@ class Quoter:
 
     # -- events
 
-    def came(
+    def quote_arrival(
         self, now: float, key: Hashable, new: int, cached: int, cls: ClassName, device: Device, *,
         waited_s: float = 0.0, due: bool = False,
     ) -> Quoted | None:  # fmt: skip
@@ -85,7 +85,7 @@ class Quoter:
         self._before_s = (self._before_s or 0.0) + smooth * (waited_s - (self._before_s or 0.0))
         found = predict(state, new, cached, cls)
         self._put(key, cls, new, cached)
-        self.backlog.came(now, cls, work_s(state.model, new, cached, state.chunk), new + cached)
+        self.backlog.count_arrival(now, cls, work_s(state.model, new, cached, state.chunk), new + cached)
         factors = self.calibration.factors(cls, found.kind)
         bound = bound_s(state, new, cached) if cls == LONG else None
         top = math.inf if bound is None else bound
@@ -93,23 +93,23 @@ class Quoter:
         whole = None if bound is None else waited_s + bound
         return Quoted(now, waited_s, cls, found.seconds, found.kind, low, median, high, whole)
 
-    def waits(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
+    def update_waiting(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
         """Set the part of a request that waits: `new` tokens, after `cached` tokens."""
         self._put(key, cls, new, cached)
 
-    def launched(self, key: Hashable, left: int, cached: int) -> None:
+    def record_launch(self, key: Hashable, left: int, cached: int) -> None:
         """Record that a part of a request goes to the device: `left` new tokens still wait, after `cached` tokens."""
         if left > 0:
             self._put(key, LONG, left, cached)
         else:
-            self.backlog.take(key)
+            self.backlog.remove(key)
 
-    def ran(self, cls: ClassName, seconds: float) -> None:
+    def record_batch(self, cls: ClassName, seconds: float) -> None:
         """Record that a batch had the device for `seconds`."""
         if cls == SHORT:
             self._longest_short_s = max(self._longest_short_s, seconds)
 
-    def answered(self, now: float, quoted: Quoted) -> Side:
+    def record_outcome(self, now: float, quoted: Quoted) -> Side:
         """Record that a quoted request has its first token, and return its position relative to the interval."""
         took_s = now - quoted.at_s
         measured_s = quoted.waited_s + took_s
@@ -131,7 +131,7 @@ class Quoter:
             return None
         sizes, gap = pacer.sizes, pacer.gap
         gap_s = gap.least_s
-        opens_s = gap.opens_s(now + device.left_s)
+        opens_at = gap.opens_at(now + device.left_s)
         rate, share = backlog.short_rate(now)
         threshold = pacer.threshold_tokens
         waiting = ((i, s.requests, max(0.0, s.seconds)) for i, s in enumerate(backlog.long) if s.requests)
@@ -145,7 +145,7 @@ class Quoter:
             short_batch=sizes.budget if sizes.layers else sizes.preempting_budget(threshold),
             layers=sizes.layers,
             gap_s=gap_s,
-            gap_left_s=min(max(0.0, opens_s - now), 8.0 * gap_s) if math.isfinite(opens_s) else 0.0,
+            gap_left_s=min(max(0.0, opens_at - now), 8.0 * gap_s) if math.isfinite(opens_at) else 0.0,
             runs=self._deadlines,
             left_s=max(0.0, device.left_s),
             under_way=device.under_way,
@@ -169,4 +169,4 @@ class Quoter:
     def _put(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
         model = self._pacer.model.coefficients
         if model is not None:
-            self.backlog.put(key, cls, work_s(model, new, cached, self._pacer.sizes.budget), new)
+            self.backlog.set_waiting(key, cls, work_s(model, new, cached, self._pacer.sizes.budget), new)

@@ -8,7 +8,7 @@ from typing import Any
 
 from laps_core.length import CLASSES, ClassName
 from laps_core.receipts.extract import Extract
-from laps_core.receipts.ledger import Held, Run
+from laps_core.receipts.ledger import Hold, Run
 
 DEVICE = 1
 """Lane of the device; the lanes of the classes that are held back follow."""
@@ -101,7 +101,7 @@ def _idle(x: Extract, begin: int, end: int) -> Iterator[Event]:
         yield _complete(DEVICE, f"idle: {cause}" if cause else "idle", a, b)
 
 
-def _at(held: Sequence[Held], at_us: int) -> Held:
+def _at(held: Sequence[Hold], at_us: int) -> Hold:
     found = held[0]
     for h in held:
         if h.since_us > at_us:
@@ -116,7 +116,7 @@ def _at(held: Sequence[Held], at_us: int) -> Held:
 def _held(x: Extract) -> Iterator[Event]:
     """Yield the causes that held each class back."""
     for i, cls in enumerate(CLASSES):
-        known = [*x.held[cls], Held(x.end_us, None, False)]
+        known = [*x.held[cls], Hold(x.end_us, None, False)]
         for h, later in pairwise(known):
             begin, end = max(h.since_us, x.begin_us), min(later.since_us, x.end_us)
             if h.cause is not None and end > begin:

@@ -218,9 +218,9 @@ def verify_drafts_without_triton() -> None:
         module.fill_front_out_cache_loc_func = drafts.front_places
         module.fill_accept_out_cache_loc_func = drafts.accepted_places
     if module := loaded("sglang.srt.mem_cache.allocation"):
-        module.assign_req_to_token_pool_func = drafts.allocated
+        module.assign_req_to_token_pool_func = drafts.assign_places
     if module := loaded("sglang.srt.managers.overlap_utils"):
-        module.gather_spec_extras = drafts.gathered
+        module.gather_spec_extras = drafts.gather_rows
 
 
 def overlap_drafts() -> None:

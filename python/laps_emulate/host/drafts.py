@@ -33,7 +33,7 @@ def verified_places(
     return rows_from(req_pool_indices, req_to_token, start_offset, sizes["draft_token_num"])
 
 
-def allocated(
+def assign_places(
     rows: torch.Tensor, table: torch.Tensor, begins: torch.Tensor, ends: torch.Tensor, places: torch.Tensor, _: int
 ) -> None:
     """Write `places`, one request after the other, to columns `begins` to `ends` [n] of the `rows` [n] of a table."""
@@ -42,7 +42,7 @@ def allocated(
         table[row, begin : begin + len(some)] = some.to(table.dtype)
 
 
-def gathered(indices: torch.Tensor, *buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def gather_rows(indices: torch.Tensor, *buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Return the rows `indices` of each buffer."""
     return tuple(None if b is None else b[indices] for b in buffers)
 

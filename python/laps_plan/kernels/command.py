@@ -31,14 +31,14 @@ class ProfileError(Exception):
     """Reason why there is no profile, in one line."""
 
 
-def named(system: str, model: str, tp: int) -> str:
+def profile_name(system: str, model: str, tp: int) -> str:
     """Return the name of the profile, such as ``h200-qwen3-8b``, or ``h200-qwen3-8b-tp2`` for two devices."""
     device = system.removesuffix("_sxm")
     short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower())
     return f"{device}-{short}" + (f"-tp{tp}" if tp > 1 else "")
 
 
-def measured(system: str, model: str, tp: int) -> Profile:
+def fit_profile(system: str, model: str, tp: int) -> Profile:
     """Return a profile fitted to the kernel times of AIConfigurator. Raises ProfileError."""
     try:
         from aiconfigurator.cli.api import cli_estimate
@@ -74,7 +74,7 @@ def measured(system: str, model: str, tp: int) -> Profile:
         raise ProfileError(f"{model} on {system}, TP {tp}: {' '.join(str(e).split())[:300]}") from None
     aic = version("aiconfigurator")
     return fit.profile(
-        named(system, model, tp),
+        profile_name(system, model, tp),
         f"kernels measured by NVIDIA (AIConfigurator {aic}: {BACKEND} {used['backend_version']} on {system}); host "
         "times assumed",
         layers,
@@ -92,19 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--model", default="Qwen/Qwen3-8B", help="a name, or a folder with its config.json")
     p.add_argument("--tp", type=int, default=1, help="devices that share a server's model (default: 1)")
     p.add_argument("--out", type=Path, default=Path(), help="folder for NAME.json (default: here)")
-    p.add_argument("--kept", action="store_true", help="make those that come with the package again, in their place")
+    p.add_argument("--kept", action="store_true", help="make the profiles that come with the package again, in place")
     args = p.parse_args(argv)
     wanted = KEPT if args.kept else [(args.system, args.model, args.tp)]
     try:
         for system, model, tp in wanted:
-            told(measured(system, model, tp), FOLDER if args.kept else args.out)
+            save_and_report(fit_profile(system, model, tp), FOLDER if args.kept else args.out)
     except (ProfileError, OSError) as e:
         print(f"laps-profile: {e}", file=sys.stderr)
         return 1
     return 0
 
 
-def told(made: Profile, folder: Path) -> None:
+def save_and_report(made: Profile, folder: Path) -> None:
     """Save a profile, and print its fit errors."""
     path = folder / f"{made.name}.json"
     made.save(path)

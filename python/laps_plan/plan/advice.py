@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laps_plan.plan.figures import Change
-from laps_plan.plan.setup import LAPS, STOCK, Question, Setup, compared
+from laps_plan.plan.setup import LAPS, STOCK, Question, Setup, setups_to_compare
 from laps_plan.plan.trials import Trials
 
 GAIN = 0.95
@@ -95,7 +95,7 @@ def harms(change: Change) -> bool:
     return slower or (change.in_time is not None and change.in_time.high < -IN_TIME_GAIN)
 
 
-def beats(change: Change) -> bool:
+def laps_beats_stock(change: Change) -> bool:
     """Return True if LAPS is better than a stock policy according to RULE."""
     limits = {"short P90": HARM, "mean TTFT": HARM, "long P90": LONG_HARM}
     slower = any(ratio.middle > limits[name] for name, ratio in change.ratios.items())
@@ -108,20 +108,20 @@ def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
     base = question.setup(LAPS)
     if question.ranks > 1:
         # The joint plan of all ranks sizes its own steps, and has neither a window nor a threshold.
-        yield from (("guard", value, base.but(**knobs)) for value, knobs in TRIED["guard"])
-        yield "slices", "none", base.but(slice_ms=0.0)
+        yield from (("guard", value, base.with_changes(**knobs)) for value, knobs in TRIED["guard"])
+        yield "slices", "none", base.with_changes(slice_ms=0.0)
         return
     for chunk in CHUNKS:
         if chunk != question.chunk:
-            yield "chunk", str(chunk), base.but(chunk=chunk)
+            yield "chunk", str(chunk), base.with_changes(chunk=chunk)
     for flag, values in TRIED.items():
         for value, knobs in values:
-            yield flag, value, base.but(**knobs)
+            yield flag, value, base.with_changes(**knobs)
     if question.servers > 1:
-        yield "pools", "two", base.but(pools=True)
+        yield "pools", "two", base.with_changes(pools=True)
 
 
-def runs(question: Question) -> int:
+def max_simulations(question: Question) -> int:
     """Return the maximum number of simulations of all stretches that ``advise`` makes."""
     return len(list(variations(question))) + 2 + len(STOCK) * (1 + len(chunks(question)))
 
@@ -141,13 +141,13 @@ def advise(trials: Trials) -> Advice:
         Trial(flag, value, setup, Change.of(trials.stretches(setup), figures))
         for flag, value, setup in variations(question)
     ]
-    tuned = together(trials, base, tried)
-    setups = compared(question)
+    tuned = combine_paying_flags(trials, base, tried)
+    setups = setups_to_compare(question)
     setups += [s for s in (tuned, *(best_chunk(trials, question.setup(name)) for name in STOCK)) if s not in setups]
     stocks = [s for s in setups if s.policy in STOCK]
     for laps in (tuned, base):
         against = {s.name: trials.change(laps, s) for s in setups if s != laps}
-        as_good = [s for s in stocks if not beats(against[s.name])]
+        as_good = [s for s in stocks if not laps_beats_stock(against[s.name])]
         if not as_good and (laps == base or not harms(against[base.name])):
             break
     stock = min(as_good or stocks, key=lambda s: trials.whole(s).mean_s)
@@ -157,12 +157,14 @@ def advise(trials: Trials) -> Advice:
 def best_chunk(trials: Trials, setup: Setup) -> Setup:
     """Return a stock policy with the best chunk that pays against the default chunk, else with the default chunk."""
     default = trials.stretches(setup)
-    others = [setup.but(f"{setup.policy}, chunk {c}", chunk=c) for c in chunks(trials.question) if c != setup.chunk]
+    others = [
+        setup.with_changes(f"{setup.policy}, chunk {c}", chunk=c) for c in chunks(trials.question) if c != setup.chunk
+    ]
     paying = [s for s in others if gains(c := Change.of(trials.stretches(s), default)) and not harms(c)]
     return min(paying, key=lambda s: mean(trials, s), default=setup)
 
 
-def together(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
+def combine_paying_flags(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
     """Return LAPS with the best paying value of each flag, if these pay together; else with the best single value."""
     best: dict[str, Trial] = {}
     for trial in sorted(tried, key=lambda trial: mean(trials, trial.setup)):
@@ -173,12 +175,12 @@ def together(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
     setup = base
     for trial in best.values():
         own = {"chunk": trial.setup.chunk} if trial.flag == "chunk" else dict(trial.setup.knobs)
-        setup = setup.but(TUNED, **own, **({"pools": True} if trial.setup.pools else {}))
+        setup = setup.with_changes(TUNED, **own, **({"pools": True} if trial.setup.pools else {}))
     change = Change.of(trials.stretches(setup), trials.stretches(base))
     alone = min((t.setup for t in best.values()), key=lambda s: mean(trials, s))
     if gains(change) and not harms(change) and mean(trials, setup) <= mean(trials, alone):
         return setup
-    return alone.but(TUNED)
+    return alone.with_changes(TUNED)
 
 
 def mean(trials: Trials, setup: Setup) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from laps_plan.plan.advice import Advice, advise, runs
+from laps_plan.plan.advice import Advice, advise, max_simulations
 from laps_plan.plan.figures import Change, Figures, Sample
-from laps_plan.plan.reach import RUNS, STEPS, Reach, highest, servers_needed
-from laps_plan.plan.setup import STOCK, Question, Setup, compared
+from laps_plan.plan.reach import RUNS, STEPS, Reach, find_highest_load, servers_needed
+from laps_plan.plan.setup import STOCK, Question, Setup, setups_to_compare
 from laps_plan.plan.trials import Trials
 from laps_plan.profile import Profile
 from laps_plan.traffic.given import Traffic
@@ -63,9 +63,9 @@ class Answer:
 def total(trials: Trials) -> int:
     """Return the maximum number of requests that ``answer`` simulates."""
     question = trials.question
-    sides = len(compared(question)) + 1 + len(STOCK)
+    sides = len(setups_to_compare(question)) + 1 + len(STOCK)
     tried, loaded = (sum(map(len, parts)) for parts in (trials.parts, trials.loaded(question.servers)))
-    searches = (runs(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
+    searches = (max_simulations(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
     return sides * len(trials.traffic.jobs) + searches
 
 
@@ -78,7 +78,7 @@ def answer(trials: Trials) -> Answer:
     sides = []
     for setup in advice.setups:
         sample = trials.whole(setup)
-        reach = highest(trials, setup, question.servers)
+        reach = find_highest_load(trials, setup, question.servers)
         curves = {kind: _curve(sample, kind) for kind in (SHORT, LONG)}
         needed = servers_needed(trials, setup, reach.load)
         change = advice.against.get(setup.name)

@@ -10,7 +10,7 @@ from typing import Any
 from laps_plan.plan.advice import GAIN, HARM, IN_TIME_GAIN, LONG_HARM
 from laps_plan.plan.figures import COMPARED, Change
 from laps_plan.plan.setup import IN_TIME
-from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, Question, Row, Trials, best, even, splits, stock
+from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, Question, Row, Trials, best, splits, stock, stock_as_smooth
 from laps_plan.sim.serving import LAPS, Serving
 from laps_plan.table import Table
 from laps_plan.traffic.job import LONG, SHORT, Job
@@ -55,7 +55,7 @@ class Answer:
     laps: Row
     """LAPS with its defaults."""
     changes: dict[str, tuple[Row, Change]]
-    """By figure: the best stock setting of ``even``, and the figures of LAPS relative to that setting."""
+    """By figure: the best stock setting of ``stock_as_smooth``, and the figures of LAPS relative to that setting."""
     devices: int
     """Number of devices in the comparison with disaggregation."""
     rates: dict[str, tuple[Serving, float]]
@@ -88,26 +88,26 @@ def answer(trials: Trials) -> Answer:
     q = trials.question
     laps = trials.row(Serving(LAPS))
     rows = [laps, trials.row(q.laps()), trials.row(q.laps_in_time()), *(trials.row(s) for s in stock())]
-    others = even(rows, laps)
+    others = stock_as_smooth(rows, laps)
     changes = {}
     for figure in FIGURES:
         rival = best(others, figure)
         changes[figure] = rival, trials.change(laps, rival)
     devices = max(2, q.servers)
     jobs = trials.traffic.jobs
-    # Settings with the most requests in time; _most picks the setting with the highest rate.
+    # Settings with the most requests in time; _find_best_setting picks the setting with the highest rate.
     good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))[:TRIED]
     apart = [replace(DEFAULT, prefill=n) for n in splits(trials, jobs, devices)]
-    own = _most(trials, [q.laps(), q.laps_in_time()], devices)
-    rates = {"laps": own, "stock": _most(trials, [r.serving for r in good], devices)}
-    rates["apart"] = _most(trials, apart, devices)
+    own = _find_best_setting(trials, [q.laps(), q.laps_in_time()], devices)
+    rates = {"laps": own, "stock": _find_best_setting(trials, [r.serving for r in good], devices)}
+    rates["apart"] = _find_best_setting(trials, apart, devices)
     own_way = Question.laps if own[0] == q.laps() else Question.laps_in_time
     return Answer(trials, rows, laps, changes, devices, rates, _cases(trials, own_way, own[1], devices))
 
 
-def _most(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Serving, float]:
+def _find_best_setting(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Serving, float]:
     """Return the setting with the highest rate, and this rate."""
-    found = [(s, trials.highest(s, trials.question, devices)) for s in servings]
+    found = [(s, trials.find_highest_rate(s, trials.question, devices)) for s in servings]
     return max(found, key=lambda one: one[1])
 
 
@@ -115,9 +115,12 @@ def _cases(trials: Trials, own_way: Callable[[Question], Serving], asked: float,
     q, jobs = trials.question, trials.traffic.jobs
 
     def case(what: str, q: Question, jobs: Sequence[Job], laps: float | None = None) -> Against:
-        apart = {n: trials.highest(Serving(LAPS, prefill=n), q, devices, jobs) for n in splits(trials, jobs, devices)}
+        apart = {
+            n: trials.find_highest_rate(Serving(LAPS, prefill=n), q, devices, jobs)
+            for n in splits(trials, jobs, devices)
+        }
         split = max(apart, key=lambda n: apart[n])
-        own = trials.highest(own_way(q), q, devices, jobs) if laps is None else laps
+        own = trials.find_highest_rate(own_way(q), q, devices, jobs) if laps is None else laps
         return Against(what, own, apart[split], split)
 
     def longer(factor: float) -> list[Job]:

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     traffic = made.add_argument_group("traffic")
     one = traffic.add_mutually_exclusive_group(required=True)
-    one.add_argument("file", nargs="?", type=Path, help=f"a recorded one, also .gz: {', '.join(files.FORMATS)}")
+    one.add_argument("file", nargs="?", type=Path, help=f"recorded traffic, also .gz: {', '.join(files.FORMATS)}")
     one.add_argument("--mix", metavar="TEXT", help=f'such as "95%% lmsys:256, 5%% log:1024-8192"; {mixed.KINDS}')
     one.add_argument(
         "--from",
@@ -84,20 +84,26 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--replay",
         metavar="URL|FILE",
-        help="of this LAPS server, or recorded, under other policies; it ignores most flags",
+        help="requests of this LAPS server, or of a recording, under other policies; ignores most flags",
     )
-    traffic.add_argument("--format", choices=list(files.FORMATS), help="of the file; else its first line tells")
-    traffic.add_argument("--requests", type=count, default=100_000, metavar="N", help="at most so many (100000)")
-    traffic.add_argument("--newest", action="store_true", help="of the file the newest ones, not the first")
+    traffic.add_argument(
+        "--format", choices=list(files.FORMATS), help="format of the file (recognised by its first line)"
+    )
+    traffic.add_argument("--requests", type=count, default=100_000, metavar="N", help="use at most N requests (100000)")
+    traffic.add_argument("--newest", action="store_true", help="use the newest requests of the file, not the first")
     scaled = traffic.add_mutually_exclusive_group()
     scaled.add_argument("--rate", type=positive, metavar="R", help="scale the times to R requests per second")
-    scaled.add_argument("--load", type=positive, metavar="X", help="scale them to X times what the servers can do")
+    scaled.add_argument("--load", type=positive, metavar="X", help="scale the times to X times the servers' capacity")
     asked = made.add_argument_group("question")
     known = ", ".join(profile.names())
-    asked.add_argument("--profile", default=DEVICE, help=f"of the servers: {known}, or a .json ({DEVICE})")
+    asked.add_argument("--profile", default=DEVICE, help=f"profile of the servers: {known}, or a .json ({DEVICE})")
     asked.add_argument("--servers", type=count, default=1, metavar="N", help="prefill servers (1)")
     asked.add_argument(
-        "--ttft-ms", type=objective, default=(0.4, 4.0), metavar="SHORT[,LONG]", help="objective (400,4000)"
+        "--ttft-ms",
+        type=objective,
+        default=(0.4, 4.0),
+        metavar="SHORT[,LONG]",
+        help="objective for the first token (400,4000)",
     )
     asked.add_argument(
         "--ranks", type=count, metavar="N", help="data-parallel attention ranks of each server (as the profile says)"
@@ -108,19 +114,23 @@ def parser() -> argparse.ArgumentParser:
         "--answers",
         default=ANSWERS,
         metavar="TEXT",
-        help="tokens of answers, as --mix, where the traffic tells none (log:32-512)",
+        help="tokens of answers, as for --mix, if the traffic has none (log:32-512)",
     )
     asked.add_argument(
-        "--kv-tokens", type=count, default=400_000, metavar="N", help="that a decoding server's memory holds (400000)"
+        "--kv-tokens",
+        type=count,
+        default=400_000,
+        metavar="N",
+        help="tokens of context that a server's memory holds (400000)",
     )
     asked.add_argument("--chunk", type=count, default=8192, metavar="TOKENS", help="--chunked-prefill-size (8192)")
     replayed = made.add_argument_group("replay")
-    replayed.add_argument("--seconds", type=positive, default=60.0, help="of the server's last requests (60)")
+    replayed.add_argument("--seconds", type=positive, default=60.0, help="replay the server's last SECONDS (60)")
     replayed.add_argument("--json", action="store_true", help="print JSON, with each request")
     replayed.add_argument("--record", type=Path, metavar="FILE", help="save the recording, which is also a trace")
-    made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
+    made.add_argument("--seed", type=int, default=0, help="seed of random choices (0)")
     made.add_argument(
-        "--out", type=Path, default=Path("laps-plan"), metavar="DIR", help="for page and JSON (laps-plan)"
+        "--out", type=Path, default=Path("laps-plan"), metavar="DIR", help="folder for the page and JSON (laps-plan)"
     )
     return made
 
@@ -169,7 +179,7 @@ def _colocated(args: argparse.Namespace) -> int:
         device.decode_s(1, 1)
         question = whole.Question(device, args.servers, short_s, long_s, args.tbt_ms / 1e3, args.kv_tokens)
         given = _read(args).cut(WHOLE * args.servers, newest=args.newest)
-        given = whole.answered(given, mixed.by_hand(args.answers), args.seed)
+        given = whole.with_answer_lengths(given, mixed.by_hand(args.answers), args.seed)
         trials = whole.Trials(question, given, args.seed)
         rate, load = args.rate, args.load
         if rate is None and load is None and not given.timed:

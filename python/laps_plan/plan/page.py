@@ -50,7 +50,7 @@ def page(a: Answer) -> str:
         "<h2>The lengths</h2>",
         _svg(lambda f: _lengths(a, f)),
         "<h2>What this does not know</h2>",
-        f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in words.limits(a))}</ul>",
+        f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in words.list_limits(a))}</ul>",
         f'<p class="note">laps-plan, {a.seconds:.0f} s.</p>',
     ]
     head = f'<meta charset="utf-8"><title>laps-plan</title><style>{STYLE}</style>'
@@ -98,7 +98,7 @@ def as_json(a: Answer) -> str:
         ],
         "host_times": [{"factor": k, "laps_against_stock": c.as_dict()} for k, c in a.hosts.items()],
         "rule": RULE,
-        "limits": words.limits(a),
+        "limits": words.list_limits(a),
         "seconds": a.seconds,
     }
     return json.dumps(_finite(data), indent=1) + "\n"

@@ -26,11 +26,11 @@ class Reach:
     """(load, share in time), by load."""
     load: float
     """The highest load found at which IN_TIME of each class are in time; 0 = none."""
-    most: bool
+    is_lower_bound: bool
     """True if ``load`` is the highest load that was tried, so that the setup might reach more."""
 
 
-def highest(trials: Trials, setup: Setup, servers: int) -> Reach:
+def find_highest_load(trials: Trials, setup: Setup, servers: int) -> Reach:
     """Return the highest load, found by bisection between LOADS on stretches of the traffic with scaled times."""
     curve: dict[float, float] = {0.0: 1.0}
     for load in LOADS:

@@ -67,7 +67,7 @@ class Setup:
         """Return the name in the answer."""
         return self.label or self.policy
 
-    def but(self, label: str = "", **changes: Any) -> Setup:
+    def with_changes(self, label: str = "", **changes: Any) -> Setup:
         """Return this setup with another ``chunk`` or ``pools``, or with these knobs of LAPS."""
         chunk, pools = changes.pop("chunk", self.chunk), changes.pop("pools", self.pools)
         return replace(self, label=label, chunk=chunk, pools=pools, knobs={**self.knobs, **changes})
@@ -79,15 +79,15 @@ class Setup:
             said += [f"--attn-dp-size {self.ranks}", "--disable-overlap-schedule"]
         if self.policy != LAPS:
             return " ".join([f"--schedule-policy {self.policy}", *said])
-        return " ".join(["--enable-laps-scheduler", *said, *LapsConfig.spelt(self.knobs)])
+        return " ".join(["--enable-laps-scheduler", *said, *LapsConfig.as_arguments(self.knobs)])
 
 
-def compared(question: Question) -> list[Setup]:
+def setups_to_compare(question: Question) -> list[Setup]:
     """Return the setups that are compared."""
     names = [*STOCK, LAPS]
     found = [question.setup(name) for name in names]
     if question.ranks > 1:
         return found
     laps = question.setup(LAPS)
-    found.append(laps.but(PAPER, preset="paper"))
-    return [*found, laps.but(POOLS, pools=True)] if question.servers > 1 else found
+    found.append(laps.with_changes(PAPER, preset="paper"))
+    return [*found, laps.with_changes(POOLS, pools=True)] if question.servers > 1 else found

@@ -17,7 +17,7 @@ from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.given import Traffic, stretched
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
-from laps_plan.traffic.streams import Trace, in_turn
+from laps_plan.traffic.streams import Trace, chain_conversations
 
 STRETCHES, STRETCH = 6, 1500
 """Number of stretches of the traffic on which flags are tried, and the requests of each stretch."""
@@ -74,7 +74,7 @@ def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
     if each < 2:
         return [list(jobs)]
     step = (len(jobs) - each) / max(1, parts - 1)
-    return [in_turn(jobs[round(i * step) :][:each]) for i in range(parts)]
+    return [chain_conversations(jobs[round(i * step) :][:each]) for i in range(parts)]
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Trials:
         self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
         # If all requests arrive at once, stock fcfs runs only full chunks: no other order does more.
         waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
-        jobs = [replace(job, at_s=0.0, after=None, goes_on=False) for job in waiting]
+        jobs = [replace(job, at_s=0.0, after=None, continues_stream=False) for job in waiting]
         profile = self.question.profile
         outcome = run(VARIANTS["fcfs"], Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
         self.capacity = len(jobs) / outcome.seconds

@@ -19,7 +19,7 @@ from laps_plan.sim.serving import LAPS, Answers, Serving, serve
 from laps_plan.traffic.files import TOKEN_S
 from laps_plan.traffic.given import Lengths, Traffic, stretched
 from laps_plan.traffic.job import LONG, SHORT, Job
-from laps_plan.traffic.streams import Trace, in_turn
+from laps_plan.traffic.streams import Trace, chain_conversations
 
 CHUNKS = (512, 1024, 2048, 4096, 8192)
 POLICIES = ("fcfs", "shortest-prefill-first")
@@ -123,7 +123,7 @@ def _quantiles(ttft: Any) -> dict[str, float]:
     return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)}
 
 
-def even(rows: Sequence[Row], laps: Row) -> list[Row]:
+def stock_as_smooth(rows: Sequence[Row], laps: Row) -> list[Row]:
     """Return the stock settings with a P99 between tokens no longer than that of LAPS; else the shortest."""
     others = [r for r in rows if r.serving.policy != LAPS]
     most = max(laps.tbt["p99"], min(r.tbt["p99"] for r in others))
@@ -136,7 +136,7 @@ def best(rows: Sequence[Row], figure: str) -> Row:
     return (max if figure in MORE else min)(known, key=lambda r: r.value(figure))
 
 
-def answered(traffic: Traffic, answers: Lengths, seed: int) -> Traffic:
+def with_answer_lengths(traffic: Traffic, answers: Lengths, seed: int) -> Traffic:
     """Return the traffic with lengths of answers, drawn from ``answers`` if the traffic has none."""
     if any(job.output > 1 for job in traffic.jobs):
         # The time of an answer is simulated here, so that it is not part of the pause any more.
@@ -200,24 +200,26 @@ class Trials:
         """Return the ratios of ``these`` to ``those``, part by part."""
         return Change.of(these.parts, those.parts)
 
-    def highest(self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job] | None = None) -> float:
+    def find_highest_rate(
+        self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job] | None = None
+    ) -> float:
         """Return the highest rate (requests per second) at which IN_TIME of each class are in time and all streams find
         memory; 0 if that is below LEAST of the estimate. ``jobs``: jobs instead of those of the traffic."""
-        jobs = in_turn(list(self.traffic.jobs if jobs is None else jobs)[: self.search * servers])
+        jobs = chain_conversations(list(self.traffic.jobs if jobs is None else jobs)[: self.search * servers])
         capacity = servers / sum(device_s(q.profile, jobs))
         span_s = jobs[-1].at_s - jobs[0].at_s
         low, high = LEAST * capacity, MOST * capacity
-        if not self._keeps(serving, q, servers, jobs, low, span_s):
+        if not self._meets_objectives(serving, q, servers, jobs, low, span_s):
             return 0.0
         for _ in range(STEPS):
             middle = math.sqrt(low * high)
-            if self._keeps(serving, q, servers, jobs, middle, span_s):
+            if self._meets_objectives(serving, q, servers, jobs, middle, span_s):
                 low = middle
             else:
                 high = middle
         return low
 
-    def _keeps(
+    def _meets_objectives(
         self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job], rate: float, span_s: float
     ) -> bool:
         self.tell(f"{serving.name} at {rate:.3g} requests/s")

@@ -40,9 +40,9 @@ def verdict(a: Answer) -> list[str]:
     """Return sentences that say what to run, and why."""
     best = a.advice.stock
     if a.advice.recommended:
-        said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a)}."]
+        said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {ratios_text(a)}."]
     else:
-        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {told(a)}."]
+        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {ratios_text(a)}."]
     said.append(f"Start each prefill server with: {a.advice.setup.flags()}")
     if a.advice.setup.pools:
         said.append("Start the router with: --enable-laps-alloc")
@@ -56,7 +56,7 @@ def verdict(a: Answer) -> list[str]:
     return said
 
 
-def told(a: Answer) -> str:
+def ratios_text(a: Answer) -> str:
     """Return the ratios of the advised LAPS setup to the best stock policy, as text."""
     change = a.advice.against[a.advice.stock.name]
     return ", ".join(f"{name} x {ratio}" for name, ratio in change.ratios.items()) or "too few requests to compare"
@@ -95,7 +95,7 @@ def side_by_side(a: Answer) -> Table:
 def _side(side: Side) -> list[str]:
     f, reach = side.figures, side.reach
     times = [f"{1e3 * of[q]:.0f}" if of else "-" for of in (f.short, f.long) for q in ("p50", "p90", "p99")]
-    load = "none" if reach.load == 0.0 else f"{'>= ' if reach.most else ''}{reach.load:.2f}"
+    load = "none" if reach.load == 0.0 else f"{'>= ' if reach.is_lower_bound else ''}{reach.load:.2f}"
     servers = "?" if side.servers is None else str(side.servers)
     return [side.setup.name, *times, f"{1e3 * f.mean_s:.0f}", f"{f.slowdown:.2f}", f"{f.in_time:.1%}", load, servers]
 
@@ -137,7 +137,7 @@ def hosts(a: Answer) -> Table:
     return Table("If the host is another", ["", *COMPARED, "in time (points)"], rows, note)
 
 
-def limits(a: Answer) -> list[str]:
+def list_limits(a: Answer) -> list[str]:
     """Return what the simulation leaves out or assumes, one sentence each."""
     return [
         "Decode servers and KV transfers are not simulated: a first token counts when its prefill ends.",
@@ -164,5 +164,5 @@ def accuracy(path: Path = ACCURACY) -> str:
 def text(a: Answer) -> str:
     """Return the text that is printed."""
     tables = [side_by_side(a), against(a), flags(a), hosts(a)]
-    blocks = ["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(limits(a)), "\n".join(verdict(a))]
+    blocks = ["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(list_limits(a)), "\n".join(verdict(a))]
     return "\n\n".join(blocks) + "\n"

@@ -78,34 +78,36 @@ class LapsColocated(AtOnce, Laps):
 
     def next(self, now: float) -> Batch | float | None:
         """See stock.Scheduler."""
-        if self._then is None:
+        if self._next_after_slice is None:
             self._streams.join(self._joining)
             self._joining = []
-            self.decode.watch(now, self._streams.count, self._streams.context)
-        said = super().next(now)
-        if said is None:
+            self.decode.set_streams(now, self._streams.count, self._streams.context)
+        decision = super().next(now)
+        if decision is None:
             return self._step()
-        if isinstance(said, Batch) and said.running is not None and not said.running.within:
-            self._joining = said.ending
-        return said
+        if isinstance(decision, Batch) and decision.running is not None and not decision.running.within:
+            self._joining = decision.ending
+        return decision
 
-    def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
+    def _adjust_plan(
+        self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None
+    ) -> Plan:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)
-        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=self._lacking)
+        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=self._lacking)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
         step = self._step() if plan.decode == "first" else None
         if step is not None:
             return step
-        said = super()._carry_out(now, plan, longs)
-        return said if isinstance(said, Batch) else self._step() or said
+        decision = super()._carry_out(now, plan, longs)
+        return decision if isinstance(decision, Batch) else self._step() or decision
 
     def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
         carries = plan.decode == "carried" and cls == plan.order[0] and self._streams.count > 0
         rows_s = self.decode.rows_s(self.pacer.sizes)
         if carries:
             self._streams.step(batch)
-            self.decode.sent()
+            self.decode.record_launch()
         sent = super()._send(cls, batch, plan, now, shorts)
         if sent.running is not None:
             sent.running.rows_s = rows_s if carries else 0.0
@@ -116,7 +118,7 @@ class LapsColocated(AtOnce, Laps):
         batch = decode_step(self._streams, self._own)
         if batch is not None:
             batch.within = batch.prepared = bool(self._under_way)
-            self.decode.sent()
+            self.decode.record_launch()
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:
@@ -128,13 +130,15 @@ class LapsColocated(AtOnce, Laps):
             running = batch.running
             within = bool(batch.parts) and running is not None and running.within
             if batch.streams and running is not None:
-                self.decode.ran(batch.begin, batch.end, streams=batch.streams, within=within, rows_s=running.rows_s)
+                self.decode.record_step(
+                    batch.begin, batch.end, streams=batch.streams, within=within, rows_s=running.rows_s
+                )
             if within:
                 self._streams.join(batch.ending)
         else:
             below = self._under_way[-1].running if within else None
-            self.decode.ran(batch.begin, batch.end, streams=batch.streams, within=within)
-            self.pacer.decoded(batch.begin, batch.end, below)
+            self.decode.record_step(batch.begin, batch.end, streams=batch.streams, within=within)
+            self.pacer.record_decode_step(batch.begin, batch.end, below)
         if within:
             # The paused batch continues while the next decision is made.
-            self._between = bool(self._under_way)
+            self._in_pause = bool(self._under_way)

@@ -23,7 +23,7 @@ class DecodingServer(Server):
         """Accept for decoding a request whose prompt another server has computed."""
         self._ready(now, request)
 
-    def _tell(self, reply: float, batch: Batch) -> None:
+    def _reply(self, reply: float, batch: Batch) -> None:
         for r in batch.ending:
             r.first_s = reply
             self.answered(reply, r)
@@ -75,7 +75,7 @@ class PrefillServer(Server):
 
     hand_over: Callable[[float, Request], None]
 
-    def _tell(self, reply: float, batch: Batch) -> None:
+    def _reply(self, reply: float, batch: Batch) -> None:
         for r in batch.ending:
             r.first_s = reply
             self.answered(reply, r)

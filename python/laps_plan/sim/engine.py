@@ -77,7 +77,7 @@ class Server:
         self._events = events
         self._front_free = 0.0
         self._running = False
-        self._asked = 0
+        self._decision_count = 0
         """Number of decisions so far; a wake-up requested by an earlier decision does not count any more."""
 
     def send(self, now: float, request: Request) -> None:
@@ -95,23 +95,23 @@ class Server:
         if not self._running:
             self._round(now)
 
-    def _wake(self, now: float, asked: int) -> None:
-        if asked == self._asked and not self._running:
+    def _wake(self, now: float, count: int) -> None:
+        if count == self._decision_count and not self._running:
             self._round(now)
 
     def _round(self, now: float) -> None:
-        said = self.scheduler.next(now)
-        self._asked += 1
-        if said is None:
+        decision = self.scheduler.next(now)
+        self._decision_count += 1
+        if decision is None:
             return
-        if said.__class__ is not Batch:
-            self._events.at(said, self._wake, self._asked)  # type: ignore[arg-type]
+        if decision.__class__ is not Batch:
+            self._events.at(decision, self._wake, self._decision_count)  # type: ignore[arg-type]
             return
-        batch: Batch = said  # type: ignore[assignment]
+        batch: Batch = decision  # type: ignore[assignment]
         self._running = True
         launched = self._launch(now, batch)
         if self._overlap:
-            self._events.at(self.scheduler.decides_s(launched + self._poll_s, batch), self._decide, batch)
+            self._events.at(self.scheduler.decision_time_s(launched + self._poll_s, batch), self._decide, batch)
         else:
             self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
 
@@ -133,10 +133,10 @@ class Server:
         """Decide in the overlap loop what follows `batch`, which is launched; then wait for the result of `batch`."""
         # Within a pass the scheduler itself is a slice ahead.
         within = batch.within or (batch.running is not None and batch.running.within)
-        said = self.scheduler.next(now) if (batch.parts or batch.streams) and not within else None
-        if said.__class__ is Batch:
-            self._following = said  # type: ignore[assignment]
-            now = self._launch(now, said, batch.end)  # type: ignore[arg-type]
+        decision = self.scheduler.next(now) if (batch.parts or batch.streams) and not within else None
+        if decision.__class__ is Batch:
+            self._following = decision  # type: ignore[assignment]
+            now = self._launch(now, decision, batch.end)  # type: ignore[arg-type]
         self._events.at(max(now, batch.end) + self._request_host_s * len(batch.parts), self._done, batch)
 
     def _done(self, now: float, batch: Batch) -> None:
@@ -145,16 +145,16 @@ class Server:
             if batch.running is not None:
                 self.spent[batch.running.cls] += batch.end - batch.begin
         self.scheduler.finished(batch, now)
-        self._tell(now + self._reply_s, batch)
+        self._reply(now + self._reply_s, batch)
         following, self._following = self._following, None
         if following is not None:
-            self._events.at(self.scheduler.decides_s(now + self._poll_s, following), self._decide, following)
+            self._events.at(self.scheduler.decision_time_s(now + self._poll_s, following), self._decide, following)
             return
         # A host that is a slice ahead has looked for new requests while the slice ran.
         ready = self._ahead and batch.seconds is not None and not batch.parts
         self._events.at(now if ready else now + self._poll_s, self._again, None)
 
-    def _tell(self, reply: float, batch: Batch) -> None:
+    def _reply(self, reply: float, batch: Batch) -> None:
         """Report the results to clients at `reply`. Here an answer is only its first token."""
         answered, ended = self.answered, self.ended
         for request in batch.ending:

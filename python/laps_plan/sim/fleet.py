@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.demand import Spent
+from laps_core.pools.demand import BusySplit
 from laps_core.pools.paper import controller, pools
 from laps_core.pools.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 from laps_core.pools.pressure import InstanceSignals
@@ -120,9 +120,9 @@ class Pooled(Plain):
             pacer = getattr(server.scheduler, "pacer", None)
             instance.outlook.parks = pacer is not None
             instance.outlook.own_model = pacer and pacer.model.coefficients
-            instance.remembers(MEMORY)
+            instance.set_cache_size(MEMORY)
         self._controller = controller(config.pressure, self.now)
-        self._spent = [Spent() for _ in servers]
+        self._busy_splits = [BusySplit() for _ in servers]
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
         self._sample_s = config.pressure.sample_s
         self._events = events
@@ -140,7 +140,7 @@ class Pooled(Plain):
         choice = self.pools.choose(ask)
         if choice is None:
             raise RuntimeError("no healthy server")
-        self.pools.sends(ask, choice)
+        self.pools.record_choice(ask, choice)
         request.lease = choice.lease()
         request.lease.__enter__()
         return self._index[choice.instance.url]
@@ -162,7 +162,9 @@ class Pooled(Plain):
         server, instance = self.servers[i], self.pools.instances[i]
         pacer, outlook = getattr(server.scheduler, "pacer", None), instance.outlook
         busy_share = server.meter.share(now) if server.meter is not None else 0.0
-        busy = self._spent[i].since(now, busy_share, ByClass(**server.spent) if pacer is not None else None, outlook)
+        busy = self._busy_splits[i].since(
+            now, busy_share, ByClass(**server.spent) if pacer is not None else None, outlook
+        )
         return InstanceSignals(
             name=instance.url,
             pool=instance.pool,
@@ -173,7 +175,7 @@ class Pooled(Plain):
             ),
             outstanding=instance.outstanding_tokens,
             busy=busy,
-            came=outlook.arrivals.since(now),
+            arrived=outlook.arrivals.since(now),
             waiting=outlook.waiting(now),
             parks=outlook.parks,
         )

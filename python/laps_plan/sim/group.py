@@ -24,9 +24,9 @@ class GroupBatch:
     """Requests whose prefill ends with this step."""
     seconds: float | None = None
     """Device time of the slice, if the policy has divided the step; None: the devices determine the time."""
-    goes_on: bool = False
+    continues_step: bool = False
     """True for later slices of a step."""
-    whole: Any = None
+    policy_step: Any = None
     """Step of the policy from which the batch was made."""
     begin: float = 0.0
     end: float = 0.0
@@ -126,26 +126,26 @@ class GroupServer(Server):
             self._round(now)
 
     def _round(self, now: float) -> None:
-        said: GroupBatch | float | None = self._following
+        decision: GroupBatch | float | None = self._following
         # A step decided on while the devices were busy is already prepared, and so is a later slice of a step.
-        prepared, self._following = said is not None, None
-        if said is None:
-            said = self.scheduler.next(now)
-        self._asked += 1
-        if said is None:
+        prepared, self._following = decision is not None, None
+        if decision is None:
+            decision = self.scheduler.next(now)
+        self._decision_count += 1
+        if decision is None:
             return
-        if not isinstance(said, GroupBatch):
-            self._events.at(said, self._wake, self._asked)
+        if not isinstance(decision, GroupBatch):
+            self._events.at(decision, self._wake, self._decision_count)
             return
         self._running = True
-        said.begin = now + (0.0 if prepared or said.goes_on else self._step_host_s)
-        took_s = self.device.seconds(said)
-        said.end = said.begin + took_s
+        decision.begin = now + (0.0 if prepared or decision.continues_step else self._step_host_s)
+        took_s = self.device.seconds(decision)
+        decision.end = decision.begin + took_s
         self.busy_s += took_s
-        self.batches += not said.goes_on
-        self._events.at(said.end, self._done, said)
+        self.batches += not decision.continues_step
+        self._events.at(decision.end, self._done, decision)
         if self._overlap:
-            following = self.scheduler.next(said.begin)
+            following = self.scheduler.next(decision.begin)
             self._following = following if isinstance(following, GroupBatch) else None
 
     def _done(self, now: float, batch: Any) -> None:

@@ -43,7 +43,7 @@ class Laps:
         if self._layers and device is not None:
             self.pacer.sizes.launch_s = device.profile.slices_launch_s
         if device is not None:
-            self.pacer.sizes.launched(device.profile.launch_s + device.profile.step_host_s)
+            self.pacer.sizes.record_launch_time(device.profile.launch_s + device.profile.step_host_s)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -52,14 +52,14 @@ class Laps:
         """True if the first long prompt found too little memory at its last attempt."""
         self._basis = config.length_basis
         self._slo_s = {kind: config.deadline_s(kind) for kind in CLASSES}
-        self._room = chunk or 1 << 30
+        self._token_budget = chunk or 1 << 30
         self._short: deque[Request] = deque()
         self._long: list[Request] = []
         self._under_way: list[Sliced] = []
         self._ahead = device is not None and device.profile.ahead
-        self._between = False
+        self._in_pause = False
         """True if a slice has just ended and its batch has more slices."""
-        self._then: Batch | None = None
+        self._next_after_slice: Batch | None = None
         """Batch that runs after the slice that was launched before the decision."""
         self._fresh = 0
         self._free_s = -math.inf
@@ -82,19 +82,19 @@ class Laps:
     def next(self, now: float) -> Batch | float | None:
         """See stock.Scheduler."""
         pacer, under_way = self.pacer, self._under_way
-        if self._then is not None:
-            then, self._then = self._then, None
+        if self._next_after_slice is not None:
+            then, self._next_after_slice = self._next_after_slice, None
             return then
-        launched = under_way[-1] if self._ahead and self._between else None
-        self._between = False
+        launched = under_way[-1] if self._ahead and self._in_pause else None
+        self._in_pause = False
         if launched is not None and launched.left == 1:
             return self._slice(launched)
         if self._memory is not None:
             self._memory.settle(now)
         fresh, self._fresh = self._fresh, 0
-        pacer.arrived(now, fresh, busy=self._free_s > now)
+        pacer.record_arrivals(now, fresh, busy=self._free_s > now)
         if not (self._short or self._long or under_way):
-            pacer.nothing_waits()
+            pacer.record_empty_queue()
             return None
         paused = None
         if under_way:
@@ -107,17 +107,17 @@ class Laps:
             paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due, slice_s=slice_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
-        shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
+        shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.current_view or _long(r) for r in longs]
         drains, free_s = self._drains(), self._free_s
         plan = pacer.plan(now, shorts, lines, paused=paused, lacking=self._lacking, drains=drains, free_s=free_s)
-        plan = self._turn(now, plan, shorts, lines, paused)
-        said = self._carry_out(now, plan, longs)
+        plan = self._adjust_plan(now, plan, shorts, lines, paused)
+        decision = self._carry_out(now, plan, longs)
         if plan.threshold != self._threshold:
             self._reclass(plan.threshold)
-        if launched is not None and isinstance(said, Batch) and said.whole is not launched:
-            said.prepared, self._then = True, said
+        if launched is not None and isinstance(decision, Batch) and decision.sliced_batch is not launched:
+            decision.prepared, self._next_after_slice = True, decision
             return self._slice(launched)
-        return said
+        return decision
 
     def _drains(self) -> ClassName | None:
         """See Pacer.plan."""
@@ -128,7 +128,9 @@ class Laps:
             return LONG
         return SHORT if self._under_way or memory.fetched_s is not None else None
 
-    def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
+    def _adjust_plan(
+        self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None
+    ) -> Plan:
         """Return the plan, which a subclass can change. `shorts`, `longs`: requests that the plan picks from."""
         return plan
 
@@ -162,8 +164,8 @@ class Laps:
         short = range(len(shape) if cls == SHORT else shorts)
         shape += [(1, batch.context // max(1, batch.streams))] * batch.streams
         batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
-        self.pacer.launched(now, batch.running, plan)
-        batch.whole = None
+        self.pacer.record_launch(now, batch.running, plan)
+        batch.sliced_batch = None
         if cls == LONG and plan.long.layers and self._device is not None:
             whole_s = self._device.seconds(batch)
             each_s = whole_s / self._layers * plan.long.layers / plan.long.parts
@@ -181,33 +183,33 @@ class Laps:
             # No pause follows the last slice; with the overlap loop the next batch is decided on while it runs.
             self._under_way.remove(sliced)
         # A slice that continues a pass needs no preparation.
-        batch.seconds, batch.whole, batch.running, batch.prepared = slice_s, sliced, sliced.running, True
+        batch.seconds, batch.sliced_batch, batch.running, batch.prepared = slice_s, sliced, sliced.running, True
         return batch
 
-    def decides_s(self, now: float, batch: Batch) -> float:
+    def decision_time_s(self, now: float, batch: Batch) -> float:
         """See stock.Scheduler. The launch of a sliced pass lasts until shortly before its end, so this decides now."""
         running = batch.running
         if running is None or running.within or batch.seconds is not None:
             return now
         fresh, self._fresh = self._fresh, 0
-        self.pacer.arrived(now, fresh, busy=True)
+        self.pacer.record_arrivals(now, fresh, busy=True)
         running.started = batch.begin if running.started is None else running.started
         self._free_s = self.pacer.free_s(now, [running])
-        return self.pacer.put_off(now, [running])
+        return self.pacer.decision_time_s(now, [running])
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
-        sliced: Sliced | None = batch.whole
-        self._between = sliced is not None and sliced.left > 0
+        sliced: Sliced | None = batch.sliced_batch
+        self._in_pause = sliced is not None and sliced.left > 0
         running = batch.running
         assert running is not None
         if running.started is None:
             running.started = batch.begin
-        if self._between:
+        if self._in_pause:
             return
         running.done, running.stock = batch.end, self._learn and not batch.replayed
         below = self._under_way[-1].running if self._under_way else None
-        self.pacer.ended(running, below, now)
+        self.pacer.record_result(running, below, now)
         if self._memory is not None:
             self._memory.ended(batch.ending, now)
         for r in batch.ending:
@@ -229,7 +231,7 @@ class Laps:
             chosen = set(picked)
             taken = [looked[i] for i in picked]
             short.extendleft(r for i, r in reversed(list(enumerate(looked))) if i not in chosen)
-        room = self._room
+        room = self._token_budget
         parts = []
         for r in taken:
             room -= r.left
@@ -250,7 +252,7 @@ class Laps:
     def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
         """Return a batch of the picked long prompts, the last one cut at the end of the token budget, less `taken`. A
         prompt starts only if the memory for the whole prompt is free."""
-        room = min(plan.long.tokens or self._room, self._room) - taken
+        room = min(plan.long.tokens or self._token_budget, self._token_budget) - taken
         memory, self._lacking = self._memory, False
         picked = [longs[i] for i in plan.long.picked]
         parts: list[tuple[Request, int, int]] = []
@@ -264,7 +266,7 @@ class Laps:
                     continue
                 r.started = now
             new = min(r.left, room)
-            r.line = None
+            r.current_view = None
             parts.append((r, new, r.history))
             room -= new
             r.left -= new
@@ -286,5 +288,5 @@ class Laps:
 
 def _long(r: Request) -> Waiting:
     seen: Waiting = r.view
-    shown = r.line = Waiting(r.left, r.history, seen.since_s, seen.deadline_s, seen.tokens, r.started >= 0.0)
+    shown = r.current_view = Waiting(r.left, r.history, seen.since_s, seen.deadline_s, seen.tokens, r.started >= 0.0)
     return shown

@@ -48,7 +48,9 @@ class QuotedLaps(Laps):
         super().add(request, now)
         cls = classify(request.class_tokens, self._threshold)
         due = request.slo_s is not None
-        quoted = self.quoter.came(now, request.number, request.left, request.history, cls, self.device(now), due=due)
+        quoted = self.quoter.quote_arrival(
+            now, request.number, request.left, request.history, cls, self.device(now), due=due
+        )
         if quoted is not None:
             self._quoted[request.number] = quoted
 
@@ -69,17 +71,17 @@ class QuotedLaps(Laps):
     def finished(self, batch: Batch, now: float) -> None:
         """See Laps."""
         super().finished(batch, now)
-        if batch.running is not None and batch.whole is None:
-            self.quoter.ran(batch.running.cls, batch.end - batch.begin)
+        if batch.running is not None and batch.sliced_batch is None:
+            self.quoter.record_batch(batch.running.cls, batch.end - batch.begin)
         for r in batch.ending:
             quoted = self._quoted.pop(r.number, None)
             if quoted is not None:
-                side = self.quoter.answered(now, quoted)
+                side = self.quoter.record_outcome(now, quoted)
                 self.outcomes.append(Outcome(quoted.cls, r.ready, now - r.ready, quoted, side))
 
     def _send(self, cls: ClassName, batch: Batch, *how: Any, **more: Any) -> Batch:
         for r, _, _ in batch.parts:
-            self.quoter.launched(r.number, r.left, r.history)
+            self.quoter.record_launch(r.number, r.left, r.history)
         return super()._send(cls, batch, *how, **more)
 
 

@@ -50,12 +50,12 @@ class PerRank:
         said = [rank.next(now) for rank in self._ranks]
         batches = [b if isinstance(b, Batch) else Batch([], []) for b in said]
         if any(b.parts for b in batches):
-            return GroupBatch([b.parts for b in batches], [r for b in batches for r in b.ending], whole=batches)
+            return GroupBatch([b.parts for b in batches], [r for b in batches for r in b.ending], policy_step=batches)
         return now + POLL_S if self._delayed else None
 
     def finished(self, batch: GroupBatch, now: float) -> None:
         """See GroupPolicy."""
-        for rank, own in zip(self._ranks, batch.whole, strict=True):
+        for rank, own in zip(self._ranks, batch.policy_step, strict=True):
             if own.parts:
                 own.begin, own.end = batch.begin, batch.end
                 rank.finished(own, now)
@@ -107,7 +107,7 @@ class Joint:
     def add(self, rank: int, request: Request, now: float) -> None:
         """See GroupPolicy."""
         prompt = Prompt.of(self._cost, request.left, request.history, now, self._chunk)
-        self._planners[rank].came(prompt.weight)
+        self._planners[rank].count_arrival(prompt.weight)
         self._waiting[rank].append((request, prompt))
         self.waiting_tokens += request.left
         self._fresh = True
@@ -164,16 +164,16 @@ class Joint:
         shapes = [self._cost.shape((new, old) for _, new, old in own) for own in step.batch.parts]
         step.left, step.slice_s = parts[0], (self._cost.seconds(shapes) - self._host_s) / parts[0]
         self._under_way.append(step)
-        return self._slice(step, goes_on=False)
+        return self._slice(step, continues_step=False)
 
-    def _slice(self, step: _Step, goes_on: bool = True) -> GroupBatch:
+    def _slice(self, step: _Step, continues_step: bool = True) -> GroupBatch:
         step.left -= 1
         ending = [] if step.left else step.batch.ending
-        return GroupBatch(step.batch.parts, ending, step.slice_s, goes_on, step)
+        return GroupBatch(step.batch.parts, ending, step.slice_s, continues_step, step)
 
     def finished(self, batch: GroupBatch, now: float) -> None:
         """See GroupPolicy."""
-        step: _Step | None = batch.whole
+        step: _Step | None = batch.policy_step
         if step is None:
             return
         for planner in self._planners:

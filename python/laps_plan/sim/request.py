@@ -36,9 +36,9 @@ class Request:
     """Tokens that determine the length class."""
     view: Any = None
     """View of the request for the policy."""
-    line: Any = None
+    current_view: Any = None
     """Current view of a long request; None = the request has changed since the last view."""
-    mark: int = 0
+    processed_at_arrival: int = 0
     """Tokens that the server had processed when the request arrived (for the response ratio)."""
     lease: Any = None
     """Router's record of the request."""
@@ -57,7 +57,7 @@ class Request:
     @classmethod
     def of(cls, job: Job) -> Request:
         """Return the request that a job sends."""
-        session = job.stream if job.goes_on else -1
+        session = job.stream if job.continues_stream else -1
         return cls(job.number, job.at_s, job.new, job.cached, session, job.slo_s, job, output=job.output)
 
 
@@ -71,7 +71,7 @@ class Batch:
     running: Running | None = None
     seconds: float | None = None
     """Device time, if the scheduler determines it, as for slices; None: the device determines it."""
-    whole: Any = None
+    sliced_batch: Any = None
     """Batch that this batch is a slice of."""
     prepared: bool = False
     """True if prepared while the device was busy: no host time passes before the batch."""

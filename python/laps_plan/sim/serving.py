@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from laps_core.config import LapsConfig, written
+from laps_core.config import LapsConfig, format_value
 from numpy.typing import NDArray
 
 from laps_plan.profile import Profile
@@ -50,7 +50,7 @@ class Serving:
         said = [self.policy] if self.policy == LAPS and self.chunk == 8192 else [f"{self.policy}, {self.chunk}"]
         said += [f"interval {self.interval}"] if self.interval else []
         said += ["mixed"] if self.mixed else []
-        said += [f"{key} {written(value)}" for key, value in self.knobs.items()]
+        said += [f"{key} {format_value(value)}" for key, value in self.knobs.items()]
         return ", ".join(said)
 
     def flags(self) -> str:
@@ -59,7 +59,7 @@ class Serving:
         said += [f"--chunked-prefill-size {self.chunk}"]
         said += [f"--prefill-decode-interval {self.interval}"] if self.interval else []
         said += ["--enable-mixed-chunk"] if self.mixed else []
-        return " ".join([*said, *LapsConfig.spelt(self.knobs)])
+        return " ".join([*said, *LapsConfig.as_arguments(self.knobs)])
 
     def scheduler(self, device: Device) -> Scheduler:
         """Return the scheduler of a new server."""

@@ -25,7 +25,7 @@ class Scheduler(Protocol):
     def next(self, now: float) -> Batch | float | None:
         """Return a batch to run, the time to ask again if no request arrives earlier, or None if there is no work."""
 
-    def decides_s(self, now: float, batch: Batch) -> float:
+    def decision_time_s(self, now: float, batch: Batch) -> float:
         """Return the time at which the overlap loop decides what follows the running ``batch``."""
         return now
 
@@ -36,7 +36,7 @@ class Scheduler(Protocol):
 class AtOnce:
     """Scheduler that decides on the next batch as soon as a batch runs, as SGLang does."""
 
-    def decides_s(self, now: float, batch: Batch) -> float:
+    def decision_time_s(self, now: float, batch: Batch) -> float:
         """See Scheduler."""
         return now
 
@@ -146,7 +146,7 @@ class Hrrn(Fcfs):
         self._processed = 0
 
     def _enter(self, request: Request) -> None:
-        request.mark = self._processed
+        request.processed_at_arrival = self._processed
         super()._enter(request)
 
     def _sort(self, room: int) -> None:
@@ -154,7 +154,7 @@ class Hrrn(Fcfs):
         if 1 < len(queue) <= self.SORTED_UP_TO:
             # SGLang orders equal ratios by request id, which is random; any fixed scatter of the numbers does as well.
             def key(r: Request) -> tuple[float, int]:
-                return -(processed - r.mark) / r.left, r.number * 2654435761 & 0xFFFFFFFF
+                return -(processed - r.processed_at_arrival) / r.left, r.number * 2654435761 & 0xFFFFFFFF
 
             self._queue = deque(sorted(queue, key=key))
 

@@ -17,7 +17,7 @@ import msgspec
 from laps_plan.traffic import recording
 from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import around
+from laps_plan.traffic.streams import wrap_conversations
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
@@ -86,8 +86,8 @@ def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
             said = turn.output_tokens
             new, output = max(1, turn.new_tokens), max(1, said)
             at_s, cached = begin_s + due_s, turn.cached_tokens
-            jobs.append(Job(at_s, new, cached, stream, goes_on=True, pause_s=pause_s, output=output))
-    return around(jobs, SPAN_S)
+            jobs.append(Job(at_s, new, cached, stream, continues_stream=True, pause_s=pause_s, output=output))
+    return wrap_conversations(jobs, SPAN_S)
 
 
 def _azure(lines: Iterable[str]) -> Iterator[Row]:

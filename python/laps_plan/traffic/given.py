@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import around, in_turn
+from laps_plan.traffic.streams import chain_conversations, wrap_conversations
 
 POISSON = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
 
@@ -39,7 +39,7 @@ class Traffic:
 
     def cut(self, requests: int, *, newest: bool) -> Traffic:
         """Return the traffic cut to its first or newest ``requests``."""
-        jobs = in_turn(self.jobs[-requests:] if newest else self.jobs[:requests])
+        jobs = chain_conversations(self.jobs[-requests:] if newest else self.jobs[:requests])
         if len(jobs) == len(self.jobs):
             return self
         said = f"Only the {'newest' if newest else 'first'} {len(jobs):,} of {len(self.jobs):,} requests are used."
@@ -53,9 +53,9 @@ def stretched(jobs: Sequence[Job], factor: float) -> list[Job]:
     moved: list[Job] = []
     begun: dict[int, float] = {}
     for job in jobs:
-        begin_s = begun.setdefault(job.stream, job.at_s) if job.goes_on else job.at_s
+        begin_s = begun.setdefault(job.stream, job.at_s) if job.continues_stream else job.at_s
         moved.append(replace(job, at_s=(begin_s - first_s) * factor + job.at_s - begin_s))
-    return around(moved, (jobs[-1].at_s - first_s) * factor) if begun else moved
+    return wrap_conversations(moved, (jobs[-1].at_s - first_s) * factor) if begun else moved
 
 
 def poisson(lengths: Lengths, requests: int, what: str, *, rate: float = 1.0, seed: int = 0, **more: bool) -> Traffic:

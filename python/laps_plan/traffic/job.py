@@ -19,7 +19,7 @@ class Job:
     cached: int = 0
     """Tokens before the new tokens: the beginning of ``stream``."""
     stream: int = 0
-    goes_on: bool = False
+    continues_stream: bool = False
     """True if the new tokens continue the stream (a conversation): its history is cached where the conversation was
     served. False if they are the job's own: any history is then cached everywhere, as in a shared cache."""
     after: int | None = None

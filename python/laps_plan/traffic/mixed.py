@@ -91,7 +91,7 @@ def ask(url: str, timeout_s: float = 10.0) -> tuple[Lengths, float, int]:
     except (URLError, OSError, ValueError) as e:
         raise ValueError(f"{whole}: {e}") from None
     if status.lengths is None:
-        raise ValueError(f"{whole} tells no lengths: LAPS is off there, or older")
+        raise ValueError(f"{whole} reports no lengths: LAPS is off, or an older release")
     try:
         lengths = counted(status.lengths)
     except ValueError as e:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from laps_plan.traffic import traces, turns
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
-from laps_plan.traffic.streams import in_turn, poisson, times
+from laps_plan.traffic.streams import chain_conversations, poisson, times
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Turns(Workload):
             new = rng.randint(self.longest // 4, self.longest // 2) if opens else rng.randint(16, 160)
             if history + new > self.longest:
                 break
-            jobs.append(Job(at, new, history, stream, goes_on=True))
+            jobs.append(Job(at, new, history, stream, continues_stream=True))
             history += new
             at += rng.expovariate(1.0 / self.pause_s)
         return jobs
@@ -135,13 +135,13 @@ class Turns(Workload):
         jobs: list[Job] = []
         while len(jobs) < n:
             # Each job stands alone, because a history that was not sent before is in no cache.
-            jobs += [replace(j, at_s=0.0, cached=0, goes_on=False) for j in self._conversation(0, 0.0, rng)]
+            jobs += [replace(j, at_s=0.0, cached=0, continues_stream=False) for j in self._conversation(0, 0.0, rng)]
         return jobs[:n]
 
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         rate = offer.utilisation * offer.capacity_per_s / self.turns
         users = [self._conversation(1 + i, at, rng) for i, at in enumerate(poisson(rate, offer.span_s, rng))]
-        return in_turn(job for user in users for job in user if job.at_s < offer.span_s)
+        return chain_conversations(job for user in users for job in user if job.at_s < offer.span_s)
 
 
 @dataclass(frozen=True)

@@ -50,17 +50,17 @@ def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> Iterator[fl
     return times(lambda: rng.expovariate(rate_per_s), span_s)
 
 
-def in_turn(jobs: Iterable[Job]) -> list[Job]:
+def chain_conversations(jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs in order of their times; each job of a conversation waits for the previous answer."""
     found: list[Job] = []
     last: dict[int, int] = {}
     for i, job in enumerate(sorted(jobs, key=lambda job: job.at_s)):
-        found.append(replace(job, after=last.get(job.stream)) if job.goes_on else job)
+        found.append(replace(job, after=last.get(job.stream)) if job.continues_stream else job)
         last[job.stream] = i
     return found
 
 
-def around(jobs: Iterable[Job], span_s: float) -> list[Job]:
+def wrap_conversations(jobs: Iterable[Job], span_s: float) -> list[Job]:
     """Return conversations wrapped around a span: jobs beyond its end move to its beginning, as if their conversation
     had started earlier. So the number of conversations is about the same at all times."""
     pieces: dict[tuple[int, int], int] = {}
@@ -69,7 +69,7 @@ def around(jobs: Iterable[Job], span_s: float) -> list[Job]:
         lap, at_s = divmod(job.at_s, span_s)
         stream = pieces.setdefault((job.stream, int(lap)), len(pieces))
         found.append(replace(job, at_s=at_s, stream=stream))
-    return in_turn(found)
+    return chain_conversations(found)
 
 
 @dataclass
@@ -212,4 +212,4 @@ class Sessions(Closed):
             new = self.turn(rng)
         self._history[client] = history + new
         stream, number = self._session[client], self._sent
-        return Job(at, new, history, stream, goes_on=True, slo_s=self.slo_s, client=client, number=number)
+        return Job(at, new, history, stream, continues_stream=True, slo_s=self.slo_s, client=client, number=number)

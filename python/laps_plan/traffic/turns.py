@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import around, in_turn, poisson
+from laps_plan.traffic.streams import chain_conversations, poisson, wrap_conversations
 from laps_plan.traffic.traces import FOLDER
 
 
@@ -28,14 +28,14 @@ class Turn(NamedTuple):
 
 def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None = None) -> list[Job]:
     """Return the requests of sessions that start at these times (seconds), due as if answers took no time. ``span_s``:
-    see ``streams.around``; None: sessions are not wrapped."""
+    see ``streams.wrap_conversations``; None: sessions are not wrapped."""
     found: list[Job] = []
     for i, (at, turns) in enumerate(sessions):
         for n, turn in enumerate(turns):
             pause_s = turn.pause_s if n else 0.0
             at += pause_s
-            found.append(Job(at, turn.new, turn.cached, i, goes_on=True, pause_s=pause_s, output=turn.output))
-    return in_turn(found) if span_s is None else around(found, span_s)
+            found.append(Job(at, turn.new, turn.cached, i, continues_stream=True, pause_s=pause_s, output=turn.output))
+    return chain_conversations(found) if span_s is None else wrap_conversations(found, span_s)
 
 
 @cache

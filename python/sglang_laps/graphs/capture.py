@@ -83,7 +83,10 @@ def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | No
     name, known = type(attention).__name__, backends.get(device, ())
     checks = (
         (device not in backends, f"device {device} has no graph capture"),
-        (get_exec().graph.cuda_graph_config.prefill.backend == Backend.FULL, "SGLang's own are of the backend 'full'"),
+        (
+            get_exec().graph.cuda_graph_config.prefill.backend == Backend.FULL,
+            "SGLang's own prefill graphs use the backend 'full'",
+        ),
         (name not in known, f"attention backend {name} is not one of {', '.join(known)}"),
         (getattr(attention, "use_mla", False), "multi-head latent attention"),
         (parallel.pp_size > 1, "pipeline parallelism"),

@@ -25,7 +25,7 @@ def run(runner: Runner, b: Any, pause: Any) -> None:
 def go_on(runner: Runner, b: Any, between: Callable[[], None] = lambda: None) -> None:
     """Hold what a pass of `b` needs, let something happen, and put it back."""
     with runner.context():
-        before = put_back.hold(b)
+        before = put_back.save_state(b)
         between()
         put_back.put_back(runner, b, before)
 

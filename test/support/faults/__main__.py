@@ -5,7 +5,7 @@
     ./run bench faults --only kill                       # one class of faults or of clients
 
 Two prefill servers, two decode servers (one where memory is short) and two routers, on loopback. Exit code 1 where a
-bar is missed; everything raw is in out/faults.
+bar is missed; the raw data is in out/faults.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 piece = asyncio.run(_campaign(fleet, args, say))
         finally:
             say.done()
-    piece.leave(args.out, "./run bench faults", argv, every=True)
+    piece.save_and_print(args.out, "./run bench faults", argv, every=True)
     for line in outcome.complaints(piece):
         print(line, file=sys.stderr)
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
@@ -97,7 +97,7 @@ async def _load(
 
     def over() -> bool:
         enough = len(ends) >= args.requests and schedule.covered(inflictor.done, args.only)
-        # Failures after a crash would only be its consequences.
+        # Failures after a crash are only its consequences.
         return crashed or enough or time.monotonic() - begin > args.seconds
 
     async def watch() -> None:
@@ -130,8 +130,8 @@ async def _load(
 async def _afterwards(
     fleet: Fleet, inflictor: Inflictor, crowds: Sequence[Crowd], seconds: float, args: argparse.Namespace, say: Progress
 ) -> Piece:
-    """Check that everything has recovered, send hostile requests, check what they leave, and send the same to stock
-    MiniLB."""
+    """Check that everything has recovered, send hostile requests, check for leftovers, and send the hostile requests to
+    stock MiniLB, except deadly ones."""
     dead, oracle = fleet.dead(), crowds[0].oracle
     unhealthy = await fleet.sick(0.0 if dead else 30.0)
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)

@@ -113,8 +113,8 @@ class OpenAi:
 
 
 def read(route: str, reply: Any, seen: Seen) -> None:
-    """Read a whole reply, or one event of a stream, into ``seen``: an event of /generate holds all tokens so far,
-    others only the new text."""
+    """Read a whole reply, or one event of a stream, into ``seen``. An event of /generate holds all tokens so far, an
+    event of another route only the new text."""
     seen.begun = True
     if route != GENERATE:
         for choice in reply["choices"]:
@@ -146,10 +146,8 @@ async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = N
 
 
 async def right_answers(port: int, prompts: Sequence[Prompt]) -> list[Any]:
-    """Return the servers' answers without faults, to each prompt alone and as a stream among others.
-
-    Raises ServerError if an answer is missing, or differs between the two.
-    """
+    """Return the answers to all prompts without faults. Each prompt is sent twice: whole with two requests at
+    a time, streamed with twelve. Raises ServerError if an answer is missing or the two answers differ."""
     first = await _all(port, prompts, stream=False, together=2)
     second = await _all(port, prompts[::-1], stream=True, together=12)
     for prompt, *both in zip(prompts, first, second[::-1], strict=True):

@@ -13,7 +13,7 @@ from faults.evidence import MARKER, Evidence
 from faults.oracle import Seen
 
 RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
-"""Higher is better; two different outcomes of the same rank are not the same."""
+"""Rank of each outcome; higher is better. A refusal and an answer have the same rank but are different outcomes."""
 TOGETHER = 16
 LIMIT_S = 10.0
 """Time after which a case counts as silence."""
@@ -73,11 +73,11 @@ def choose(cases: Sequence[Case], number: int, seed: int) -> list[Case]:
 async def run(
     port: int, cases: Sequence[Case], say: Callable[[str], None], whole: Callable[[], bool], marked: bool
 ) -> dict[str, Seen]:
-    """Send all cases while the servers are ``whole``. Returns the outcomes of those sent, by name, in their order.
+    """Send all cases while the servers are ``whole``. Return the outcomes of the cases sent, by name, in their order.
 
-    ``marked``: each with its number, if servers get to see the headers. A case met with silence is sent once more:
-    after faults SGLang occasionally loses a handshake between its servers, of any request, behind any router. A second
-    try that is refused because the servers still have the first one counts as the first.
+    ``marked``: send each case with its number in a header. A case met with silence is sent once more, because after
+    faults SGLang occasionally loses a handshake between its servers, behind any router. If the second try is refused
+    because the servers still have the first one, the outcome of the first try counts.
     """
     room = asyncio.Semaphore(TOGETHER)
     outcomes: dict[str, Seen] = {}
@@ -98,7 +98,7 @@ async def run(
 
 
 def last_sent(cases: Sequence[Case], outcomes: Mapping[str, Seen]) -> list[str]:
-    """Return the names of the last cases if sending was cut short: one of them caused it."""
+    """Return the names of the last cases if sending was cut short, because one of these cases caused the stop."""
     return list(outcomes)[-2 * TOGETHER :] if len(outcomes) < len(cases) else []
 
 

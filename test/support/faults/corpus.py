@@ -42,7 +42,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "response_format",
     ),
 }  # fmt: skip
-"""Members that are replaced, one at a time; a number is an index."""
+"""Members of the body that are replaced, one at a time; a number is an index of a list."""
 
 DEEP = 1000
 VALUES: dict[str, str] = {
@@ -65,7 +65,7 @@ VALUES: dict[str, str] = {
 """Replacements, as JSON text, since no serialiser writes some of them."""
 
 _HOLE = "\u241f"
-"""Placeholder in a body for the text of a value."""
+"""Placeholder in a body, replaced by the JSON text of a value."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Case:
     promise: str | None = None
     """Required end at the router, whatever stock does; None: as stock does, or better."""
     deadly: bool = False
-    """True if it crashes the scheduler of a stock SGLang 0.5.23. Stock MiniLB passes it on, so it is not sent there: an
-    empty text is a prefill batch of no tokens, and all samples of a prompt share a room, which the first may not have
-    left yet."""
+    """True if the case crashes the scheduler of a stock SGLang 0.5.23. Such cases are not sent to stock MiniLB, which
+    would forward them: an empty text is a prefill batch of no tokens, and all samples of a prompt share a bootstrap
+    room that the first sample may still occupy."""
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
-        """Return the case's bytes with further headers, if there is a request line to put them after."""
+        """Return the case's bytes with further headers; without them if the case has no request line."""
         text = self.raw.lstrip(b"\r\n")
         line, end, rest = text.partition(b"\r\n")
         more = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
@@ -113,7 +113,7 @@ def _fields() -> Iterator[Case]:
         for path, (value, text) in itertools.product(paths, VALUES.items()):
             name = f"{SHORT_NAMES[route]}: {path} = {value}"
             deadly = (route, path, value) == (GENERATE, "text", "empty string")
-            if path == "rid" and text[0] == '"' < text[1]:  # two of one name at a time: the second is refused
+            if path == "rid" and text[0] == '"' < text[1]:  # of two equal ids in flight one is refused
                 text = f'"{SHORT_NAMES[route]}{text[1:]}'
             raw = wire.request(route, with_value(BASES[route], path, text))
             yield Case(name, raw, promise=REFUSAL if deadly else None, deadly=deadly)
@@ -162,7 +162,7 @@ def _bodies() -> Iterator[Case]:
 
 
 TOO_LONG = "a very long value"
-"""The router promises to refuse it; stock takes heads of any size."""
+"""Name of the header case that the router promises to refuse; stock takes heads of any size."""
 HEADERS: dict[str, tuple[bytes, ...]] = {
     "a name in capitals": (b"X-SHOUT: yes",),
     "bytes that are no ASCII": (b"x-name: caf\xe9 \xc3\xa9 \xff",),
@@ -209,7 +209,7 @@ DEADLINES: dict[str, tuple[bytes, ...]] = {
     "other digits": (SLO + "\u0661\u0660\u0660".encode(),),
     "two of them": (SLO + b"1000", SLO + b"words"),
 }
-"""Stock ignores deadlines; the router promises to refuse all but the good one."""
+"""Deadline headers by case name. Stock ignores them; the router promises to refuse all but the good one."""
 
 
 def _headers() -> Iterator[Case]:

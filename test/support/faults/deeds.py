@@ -1,4 +1,4 @@
-"""Actions of clients: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
+"""Actions of clients: ask, disconnect, send half, abort, reuse an id, batch, pipeline, send rubbish, stop reading."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from faults.schedule import DECODE, Deed
 CLIENTS = 24
 """Clients of all routers together."""
 THINK_S = 1.0
-"""Longest pause of a client between two actions: restarting servers need some of the cores, too."""
+"""Longest pause of a client between two actions (seconds); pauses leave cores to restarting servers."""
 REFUSABLE = frozenset((400,))
 HALF_S = (0.1, 3.0)
 PAUSE_S = (1.0, 4.0)
 """Shortest and longest pause of a client that reads on (seconds)."""
 UNREAD_S = LIMIT_S + 15.0
-"""Pause of a client that does not read, until it checks the end of its request (seconds): longer than the router's
-limit, which may count from the moment when all buffers are full."""
+"""Pause of a client that does not read, before it checks that its request was ended (seconds). Longer than the router's
+limit, which can start when all buffers are full."""
 UNREAD_MOST = 2
 """Most unread requests at a time, for each router."""
 STALL_TOKENS = 400
-"""Each event of /generate holds all tokens so far: a megabyte in all, of which socket buffers keep a quarter."""
+"""Tokens of an unread answer: a megabyte, as each event of /generate repeats all tokens; buffers keep a quarter."""
 PIPELINE_TOKENS = 2000
-"""More tokens than are generated until a client's disconnect is noticed."""
+"""Tokens of an answer that is still running when the router notices the client's disconnect."""
 NOTICED_S = 5.0
 MORE = (1, 2, 200)
-"""Further requests on a connection that has an answer under way."""
+"""Numbers of further requests on a connection whose first answer is not complete."""
 TOGETHER_S = 0.15
-"""Delay within which each of two requests may find the other's id at one of their two servers."""
+"""Largest delay between two requests of one id at which each can find the other's id at a server (seconds)."""
 
 
 class Crowd:
@@ -49,8 +49,8 @@ class Crowd:
         self, ports: Sequence[int], prompts: Sequence[Prompt], answers: Sequence[Any], oracle: Oracle,
         numbers: Iterator[int],
     ) -> None:  # fmt: skip
-        """``ports`` of the routers: requests go to the first, aborts to the last. ``numbers``: request numbers, shared
-        by all crowds."""
+        """``ports``: ports of the routers; requests go to the first, aborts to the last. ``numbers``: request numbers,
+        shared by all crowds."""
         port = self._port = ports[0]
         self._abort_port, self._share = ports[-1], CLIENTS // len(ports)
         self._prompts, self._answers, self.oracle = prompts, answers, oracle
@@ -58,11 +58,11 @@ class Crowd:
         self._numbers = numbers
         self._unread: set[asyncio.Task[None]] = set()
         self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
-        # A reply to HEAD has no body for a reason.
+        # A reply to HEAD has no body, thus no reason of a refusal.
         self._rubbish = [c for c in corpus.CASES if c.quick and not c.raw.startswith(b"HEAD")]
 
     async def run(self, work: Iterator[Deed], over: Callable[[], bool]) -> None:
-        """Run this router's clients, each with one action after the other until ``over``."""
+        """Run this router's clients until ``over``. Each client runs one action after the other."""
 
         async def client() -> None:
             while not over():
@@ -105,19 +105,19 @@ class Crowd:
         return await bounded(exchange(port or self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
 
     async def _plain(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Ask; one request in five has an id of its own."""
+        """Send a request; one in five brings its own id."""
         return [await self._ask(deed, i, {"rid": _rid(deed, rng)} if rng.random() < 0.2 else {})]
 
     async def _leave(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
         return [await self._ask(deed, i, leave_s=_soon(rng))]
 
     async def _half(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Send part of a body, pause, and leave; a server may refuse it before that."""
+        """Send part of a body, pause, and disconnect. A server may refuse the request before that."""
         prompt, seen = self._prompts[i], self._new(deed.kind, may_refuse=frozenset((400, 408)))
         return [await self._send(seen, prompt.route, prompt.body, rng.random(), leave_s=rng.uniform(*HALF_S))]
 
     async def _abort(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Ask under an id of its own, and abort it at a random moment."""
+        """Send a request with a new id and abort it at a random moment."""
         rid = _rid(deed, rng)
 
         async def end_it() -> Seen:
@@ -138,7 +138,7 @@ class Crowd:
 
         first, other = await asyncio.gather(ask(0.0), ask(later_s))
         if first.status == other.status == 400 and later_s > TOGETHER_S:
-            # One of the two had the id alone.
+            # The first request had the id alone, so a refusal of it is wrong.
             first.may_refuse = frozenset()
         return [first, other]
 
@@ -150,7 +150,7 @@ class Crowd:
         return [await bounded(self._bare(Prompt(GENERATE, body), seen, {}), seen)]
 
     async def _stall(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
-        """Do not read a stream for a while; some until after the router's limit, when they have lost their slots."""
+        """Pause while reading a stream; in some cases past the router's limit, so that the request loses its slots."""
         i = rng.choice(self._generating)
         params = {**self._prompts[i].body["sampling_params"], "max_new_tokens": STALL_TOKENS}
         seen = self._new(deed.kind, stream=True)
@@ -159,7 +159,7 @@ class Crowd:
         async def ask(pause_s: float, limit_s: float) -> Seen:
             call = exchange(self._port, raw, seen, functools.partial(read, GENERATE), pause_s)
             await bounded(call, seen, limit_s=limit_s)
-            # The known answer is the beginning of this longer one.
+            # The known answer is the start of this longer answer.
             known = self._answers[i]
             rest = (seen.got or [])[len(known) :]
             seen.want = [*known, *rest, *([None] * (STALL_TOKENS - len(known) - len(rest)))]
@@ -178,8 +178,8 @@ class Crowd:
         return []
 
     async def _pipeline(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Send further requests right behind one on its connection. The client reads the first answer; or it leaves,
-        which must be noticed despite the requests behind."""
+        """Send a request and further requests behind it on one connection. The client reads the first answer, or
+        disconnects, which the router must notice despite the further requests."""
         behind = wire.request("/liveness", b"", method="GET") * rng.choice(MORE)
         if rng.random() < 0.5:
             prompt, seen = self._prompts[i], self._new(deed.kind, self._answers[i], stream=deed.stream)
@@ -195,22 +195,22 @@ class Crowd:
         return [seen, await self._freed(deed, rid)]
 
     async def _freed(self, deed: Deed, rid: str) -> Seen:
-        """Ask under the id of a client that has left until the id is accepted: until then the other request is under
-        way."""
+        """Repeat a request with the id of a disconnected client until the id is accepted, that is, until the client's
+        request has ended."""
         loop, body = asyncio.get_running_loop(), {"model": "m", "prompt": "Still there?", "max_tokens": 1, "rid": rid}
         begin = since = loop.time()
         while True:
             seen = await self._send(self._new(deed.kind), COMPLETIONS, {**body, "temperature": 0})
             now = loop.time()
             if self.oracle.at_fault(DECODE, since, now):
-                since = now  # a suspended server notices nothing
+                since = now  # a suspended server cannot notice a disconnect
             if seen.status != 400 or now > min(since + NOTICED_S, begin + LIMIT_S):
                 return seen
             await asyncio.sleep(0.2)
 
     async def _keyless(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Try to abort requests without the key: by id, by an id's beginning, or all; or leave under an id that may be
-        the beginning of others'. No other request must be affected."""
+        """Try to abort requests without the key: by id, by prefix, or all. Or disconnect a request whose id can be a
+        prefix of other ids. No other request must be affected."""
         if rng.random() < 0.3:
             rid = f"{rng.randrange(16):x}"
             return [await self._ask(deed, i, {"rid": rid}, leave_s=_soon(rng), may_refuse=REFUSABLE)]
@@ -228,17 +228,17 @@ class Crowd:
         return wire.request(route, json.dumps({**body, "stream": seen.stream}).encode(), {MARKER: str(seen.number)})
 
     async def _hostile(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
-        """Send a case of the corpus. The comparison judges its answer; here it only must end."""
+        """Send a case of the corpus. The case only has to end; ``comparison`` judges the answers of all cases."""
         case = rng.choice(self._rubbish)
         seen = self._new(deed.kind, stream=case.stream, may_refuse=frozenset(range(400, 500)))
         return [await bounded(exchange(self._port, case.wire({MARKER: str(seen.number)}), seen), seen)]
 
 
 def _rid(deed: Deed, rng: random.Random) -> str:
-    """Return an id that is no prefix of another: SGLang aborts by prefix."""
+    """Return an id that is no prefix of another id, because SGLang aborts by prefix."""
     return f"{deed.seed:08x}-{rng.getrandbits(64):016x}"
 
 
 def _soon(rng: random.Random) -> float:
-    """Return a random delay in which a request waits, is prefilled or streams (seconds)."""
+    """Return a random delay (seconds), after which a request waits, is being prefilled or streams."""
     return rng.choice((0.02, 0.2, 0.8)) * rng.random()

@@ -1,4 +1,4 @@
-"""Record of all that was done to servers and requests, with times: the oracle excuses nothing else."""
+"""Record of all faults and their effects on requests, with times; the oracle excuses only recorded faults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ STILL_S = 9.5
 """Silence after which a router may end a stream (seconds): its own limit is a sixth of --request-timeout-secs, ten
 seconds here. A scheduler whose pages come from a slow disk can be silent as long without a fault."""
 PROBED_S = 2.9
-"""Time without an answer to a probe after which the router takes a server to be unhealthy (seconds); its limit is three
-here. A stock decode scheduler can stall that long: its queries to prefill servers block, five seconds each."""
+"""Time without an answer to a probe after which a router may call a server unhealthy (seconds); the router's limit is 3
+here. A stock decode scheduler can stall longer, because its queries to prefill servers block for five seconds each."""
 DIED = "died"
-"""A kept connection brought a request to a server that accepts none any more: it looks as if the request killed it."""
+"""Event: a kept connection brought a request to a server that accepts no requests any more.
+To the router it looks as if the request killed the server."""
 DEADLY = frozenset(("kill", "reset", "silent", "stop", HANG))
 """Faults that may end a running stream."""
 REFUSING = frozenset(("kill", "refuse"))
-"""Faults that leave no trace of a request, since no connection is accepted."""
+"""Faults that leave no trace of a request, because the server accepts no connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class Hit:
 
 @dataclass(slots=True)
 class Window:
-    """Time of a fault (monotonic seconds; end None: it lasts)."""
+    """Time of a fault (monotonic seconds; end None while the fault lasts)."""
 
     kind: str
     server: str
-    """Empty: not a server's fault."""
+    """Server with the fault; empty for a fault of a router."""
     begin: float
     end: float | None = None
 
     def touches(self, begin: float, end: float, after_s: float = 0.0) -> bool:
-        """Return True if the fault lasted, or had ended at most ``after_s`` before, at any time of [begin, end]."""
+        """Return True if the fault, prolonged by ``after_s`` (seconds), overlaps [begin, end]."""
         return self.begin <= end and (self.end is None or self.end + after_s >= begin)
 
 
@@ -62,7 +63,7 @@ class Evidence:
     windows: list[Window] = field(default_factory=list)
     _hits: dict[int, list[Hit]] = field(default_factory=lambda: defaultdict(list))
     _passed: dict[int, tuple[str, float, float]] = field(default_factory=dict)
-    """By request: the streaming server, the time of its latest chunk, and the longest pause before."""
+    """Request number -> (streaming server, time of its latest chunk, longest pause between its chunks)."""
 
     def note(self, marker: int | None, server: str, what: str) -> None:
         """Record an event of a request; requests without a number are ignored."""
@@ -77,8 +78,8 @@ class Evidence:
             self._passed[marker] = server, now, max(longest, now - last) if whose == server else 0.0
 
     def stood_still(self, marker: int, end: float) -> bool:
-        """Return True if a stream paused for ``STILL_S`` or longer up to ``end`` after it had begun; record that as a
-        fault of its server."""
+        """Return True if a stream that had begun paused for ``STILL_S`` or longer before ``end``. Record the pause as a
+        fault of the server."""
         server, last, longest = self._passed.get(marker, ("", end, 0.0))
         still = max(longest, end - last) >= STILL_S
         if still:
@@ -86,7 +87,7 @@ class Evidence:
         return still
 
     def probed(self, server: str, begin: float) -> None:
-        """Record a stalled server if its answer to a probe sent at ``begin`` took until now."""
+        """Record a stalled server if ``PROBED_S`` or more have passed since the probe that was sent at ``begin``."""
         now = self.clock()
         if now - begin >= PROBED_S:
             self.windows.append(Window("still", server, begin, now))
@@ -126,7 +127,7 @@ class Evidence:
         return next((h.at for h in self.hits(marker) if h.what == HANG), None)
 
     def victims(self, marker: int, begin: float, end: float) -> set[str]:
-        """Return servers whose faults affected this request: traced, or refusing and not yet noticed by the router."""
+        """Return servers whose faults affected this request: by its events, or newly refusing, unseen by the router."""
         traced = {h.server for h in self.hits(marker) if h.what in DEADLY or h.what == "storm"}
         for h in self.hits(marker):
             traced |= {w.server for w in self.windows if w.server == h.server and w.touches(h.at, end)}

@@ -24,18 +24,18 @@ from faults.proxies import Proxy
 from faults.schedule import DECODE, PREFILL
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
-"""A small, fast model, as faults are tested; its long batches can be paused."""
+"""Small, fast model, because only faults are tested; its long batches can be paused."""
 PREFILLS, DECODES, ROUTERS = 2, 2, 2
 TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
 KEY = "the key of a campaign"
-"""The servers' --admin-api-key and the routers' --api-key, needed to abort, flush or pause."""
+"""Value of the servers' --admin-api-key and the routers' --api-key, needed to abort, flush or pause."""
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
 SHORT_WAITS = {
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30",
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30",
     "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
 }
-"""Time for which a server keeps state that its peer has dropped (seconds; SGLang's default is 300)."""
+"""Shorter limits (seconds) after which a server drops state of a dead peer; SGLang's time-outs default to 300."""
 MAX_INFLIGHT = 96
 LIMIT_S = 60.0
 """Value of --request-timeout-secs."""
@@ -47,7 +47,7 @@ ROUTER_ARGS = (
 START_S = 300.0
 HEAL_S = 60.0
 REST_S = 90.0
-"""Time for everything to end: servers give up waiting for a dead peer after ``SHORT_WAITS``."""
+"""Time within which all requests must end (seconds); servers stop waiting for a dead peer after ``SHORT_WAITS``."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Member:
     server: servers.Server
     proxy: Proxy
     kin: list[psutil.Process] = field(default_factory=list)
-    """Processes of the server when it became ready."""
+    """Processes of the server at the time when it became ready."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class Member:
 
 
 class Fleet:
-    """Context manager of all processes: on exit every one has been stopped. ``open`` starts proxies and routers."""
+    """Context manager that stops all processes on exit. ``open`` starts proxies and routers."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
         self.evidence, self._say, self.logs = evidence, say, out / "logs"
@@ -119,7 +119,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Kill: no answers are awaited any more, and a suspended process reacts to nothing else.
+        # Kill, because a suspended process reacts to nothing else, and no answer is awaited any more.
         for server in (*self.routers, *(m.server for m in self.members)):
             server.kill()
 
@@ -144,16 +144,16 @@ class Fleet:
         return server
 
     def _front(self, log: str, module: str, *args: str) -> servers.Server:
-        # Routers get the proxies' ports instead of the servers'.
+        # Routers get the ports of the proxies instead of the servers.
         prefills, decodes = (
             [replace(m.server, port=m.proxy.port, process=None) for m in self.of(role)] for role in (PREFILL, DECODE)
         )
         return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
     async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
-        """Return the servers, of ``names`` or of all, that a router still calls unhealthy after ``limit_s``.
+        """Return the servers (of ``names``, default all) that a router still calls unhealthy after ``limit_s`` seconds.
 
-        A router without free descriptors does not answer: retries for a minute. Raises OSError, ValueError.
+        Retries for a minute, because a router without free descriptors does not answer. Raises OSError, ValueError.
         """
         begin = time.monotonic()
         while True:

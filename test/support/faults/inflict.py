@@ -1,4 +1,4 @@
-"""Faults inflicted on a fleet: each records its begin and end, and restores everything."""
+"""Faults inflicted on a fleet. Each fault records its start and end and restores everything."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Inflictor:
         self._starting = asyncio.Lock()
         self.done: Counter[tuple[str, str]] = Counter()
         self.now: dict[str, str] = {}
-        """Lane -> the present fault, in words."""
+        """Lane -> current fault, in words."""
         self.wrong: list[str] = []
-        """Failures to recover from a fault, and reactions to unrelated ones."""
+        """Failures to recover from a fault, and wrong reactions to a fault elsewhere."""
 
     async def lane(self, faults: Iterator[Fault]) -> None:
-        """Inflict one fault after the other, until ``end``."""
+        """Inflict one fault after the other until ``end`` is called."""
         later: list[Fault] = []
         for fault in faults:
             if fault.kind == "kill" and self._starting.locked() and not later:
@@ -55,7 +55,7 @@ class Inflictor:
             await self._inflict(fault)
 
     def end(self) -> None:
-        """Start no more faults; present ones run to their end."""
+        """Start no more faults; current faults run to their end."""
         self._over.set()
 
     async def _inflict(self, fault: Fault) -> None:
@@ -88,14 +88,14 @@ class Inflictor:
         m.proxy.refuse()
         yield
         m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
-        # In a thread: on a slow disk this takes seconds, and every proxy would stall.
+        # In a thread, because on a slow disk the start takes seconds, and every proxy would stall.
         await asyncio.to_thread(m.server.start)
         begin = time.monotonic()
         while (status := (await _asked(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:
                 raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
             if status:
-                # The server answers that it is not ready: the router may see that, too.
+                # The server now answers that it is not ready; the router should see this answer, too.
                 await m.proxy.listen()
             await asyncio.sleep(0.2)
         await m.proxy.listen()
@@ -115,7 +115,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _pause(self, m: Member, kind: str) -> AsyncIterator[None]:
-        """Pause generation as an operator does; ``retract`` frees the KV, ``in_place`` keeps it: in turn."""
+        """Pause generation as an operator does, in turn with ``in_place`` (keeps the KV) and ``retract`` (frees it)."""
         await self._post(m, "/pause_generation", mode=("in_place", "retract")[self.done[m.role, kind] % 2])
         yield
         await self._post(m, "/continue_generation")
@@ -148,7 +148,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _halves(self, router: None, kind: str) -> AsyncIterator[None]:
-        """Send more half requests than the router admits at once; others must not suffer."""
+        """Send more half requests than the router admits at once; other requests must not suffer."""
         raw = f"POST {GENERATE} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 500\r\n\r\n{{".encode()
         with contextlib.ExitStack() as stack:
             for _ in range(MAX_INFLIGHT + 8):

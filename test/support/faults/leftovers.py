@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 IDLE_MOST = 16
-"""Most idle connections to one server: they are closed when unused for 4 s, and signals, which are read every 0.4 s,
-use them in turn, so ten or so stay."""
+"""Most idle connections to one server. A connection is closed when unused for 4 s; the router reads signals every 0.4 s
+over these connections in turn, so about ten stay open."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Held:
     def by(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Held:
         """Return the descriptors of the process that listens on ``port``. ``servers``: ports of the servers. Raises
         psutil.Error."""
-        # Counted first: a descriptor opened between the two calls must not count as an extra one.
+        # Count first: a descriptor opened between the two calls must not count as an extra descriptor.
         number = process.num_fds()
         some = [c for c in process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
         upstream = Counter(c.raddr.port for c in some if c.raddr and c.raddr.port in servers)
@@ -54,7 +54,7 @@ def of_status(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_descriptors(now: Held, before: Held) -> Iterator[str]:
-    """Yield descriptors that should be closed, and those beyond the ones before the first request."""
+    """Yield descriptors that should be closed or that did not exist before the first request."""
     if now.clients:
         yield f"{now.clients} connections of clients"
     if now.broken:

@@ -33,10 +33,10 @@ OWN: dict[str, str] = {
 """Tracebacks of SGLang's own bugs: a pattern of their text -> reason to ignore them."""
 _RAISED = r"(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Broken\w*|Disconnect)\b"
 _ONE = rf".*{re.escape(BEGIN)}.*(?:\n(?!{_RAISED}).*){{0,300}}(?:\n.*)?"
-"""A traceback up to its exception's line; lines of other threads may stand between."""
+"""Pattern of a traceback up to its exception's line; lines of other threads can lie in between."""
 _CHAIN = r"(?:\n.*)?\n(?:During handling of the above exception|The above exception was the direct cause).*(?:\n.*)?\n"
 _TRACEBACK = re.compile(rf"^(?:.*\n)?{_ONE}(?:{_CHAIN}{_ONE})*", re.MULTILINE)
-"""A traceback with the line before it, and those chained to it."""
+"""Pattern of a traceback with the line before it and all tracebacks chained to it."""
 
 
 @dataclass

@@ -1,5 +1,4 @@
-"""Judges that every request ends exactly once: answered right, refused with a reason, or cut by the fault that hit
-it."""
+"""Check that every request ends exactly once: answered right, refused with a reason, or cut by a fault that hit it."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ ENDS = (RIGHT, REFUSED, CUT, WRONG, LOST, HUNG)
 BAD = frozenset((WRONG, LOST, HUNG))
 
 AFTER_S = 10.0
-"""Time after a fault in which a 503 still counts as its consequence: the router's longest pause between probes, and two
-good ones."""
+"""Time after a fault in which a 503 still counts as its consequence (seconds): the router's longest pause between
+probes, and two good probes."""
 FILLED_S = 10.0
-"""Time after which an unread stream has filled all buffers (seconds): a later fault finds the router waiting for its
-client."""
+"""Time after which an unread stream has filled all buffers (seconds). At a later fault the router only waits
+for the client, so the fault is no excuse."""
 HANG_S = 45.0
-"""Time within which the stream of a hanging server must be ended: before the limit of the whole request ends it."""
+"""Time within which the router must end the stream of a hanging server (seconds): less than the request limit."""
 DECODE = "decode"
 Roles = Mapping[str, Collection[str]]
 """Role -> names of its servers. Only faults of decode servers may cut streams."""
@@ -40,7 +39,7 @@ class Seen:
     begin: float = 0.0
     end: float = 0.0
     status: int | None = None
-    """None: no reply at all."""
+    """HTTP status; None if there was no reply at all."""
     got: Any = None
     """Answer received so far: token ids or text."""
     done: bool = False
@@ -51,21 +50,21 @@ class Seen:
     """Client's description of a broken connection or protocol error."""
     stream: bool = False
     begun: bool = False
-    """True if the first event of its stream arrived, with or without text: too late to retry."""
+    """True if the first event of the stream arrived, with or without text, so that a retry is impossible."""
     left: bool = False
     """True if the client disconnected, as planned."""
     hung: bool = False
-    """True if nothing ended it within the limit."""
+    """True if the request did not end within the limit."""
     aborted: bool = False
     """True if the client asked to abort the request."""
     may_refuse: frozenset[int] = frozenset()
-    """Statuses accepted besides those of any request."""
+    """Statuses that are accepted for this request in addition to those accepted for all requests."""
     may_cut: str = ""
-    """Reason why the connection may be closed without a reply, if it may."""
+    """Reason why the connection may be closed without a reply; empty if it must not."""
     unread_s: float = 0.0
     """Time for which the client read nothing (seconds)."""
     limit_s: float = float("inf")
-    """Longest that the router may keep the lease of a client that does not read (seconds)."""
+    """Longest time for which the router may keep the lease of a client that does not read (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.unread_s > seen.limit_s and not evidence.struck(
         seen.number, seen.begin, seen.begin + FILLED_S, roles[DECODE]
     ):
-        # A router that still sends has kept its lease for this client all the time.
+        # A router that still sends has kept the lease of this client all the time.
         return Verdict(HUNG, f"its lease was kept though nobody read for {seen.unread_s:.0f} s")
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:
@@ -108,7 +107,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.stream and seen.begun:
         fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
         hung_at = evidence.hung_at(seen.number)
-        # A client that does not read cannot see the end earlier.
+        # A client that does not read cannot see the end before it reads again.
         if hung_at is not None and seen.end - max(hung_at, seen.begin + seen.unread_s) > HANG_S:
             return Verdict(HUNG, f"its stream was ended {seen.end - hung_at:.0f} s after its server hung")
         if fault and seen.reason:
@@ -144,8 +143,8 @@ def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdi
 
 
 def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
-    """Return why the router could not serve the request: every server of a role had a fault, or descriptors were used
-    up."""
+    """Return why the router could not serve the request (every server of a role had a fault, or descriptors were used
+    up); empty if it could."""
     active = evidence.active(seen.begin, seen.end, AFTER_S)
     if any(w.kind == "descriptors" for w in active) and seen.status != 502:
         return "descriptors used up"
@@ -160,7 +159,7 @@ def _told(seen: Seen) -> str:
 
 
 def _traces(seen: Seen, evidence: Evidence) -> str:
-    """Return a failed request's trace at the servers and the faults of that time, for debugging."""
+    """Return a failed request's events at the servers and the faults of its time, for debugging."""
     hits = [f"{h.at - seen.begin:+.2f} {h.what} {h.server}" for h in evidence.hits(seen.number)]
     faults = [
         f"{w.kind} {w.server or 'router'} from {w.begin - seen.begin:+.2f}"
@@ -184,7 +183,7 @@ class Oracle:
     ends: dict[int, str] = field(default_factory=dict)
     by_deed: dict[str, Counter[str]] = field(default_factory=dict)
     why: Counter[str] = field(default_factory=Counter)
-    """Ends that are no failures, by reason."""
+    """Ends that are neither right answers nor failures, by reason."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
     """Numbers reported more than once."""

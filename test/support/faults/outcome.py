@@ -25,8 +25,8 @@ def piece(
 ) -> Piece:
     """Return the piece for the report. Every bar is zero.
 
-    ``seconds``: duration of the load; ``wrong``: further failures, by the figure that counts them; ``own_logs``:
-    tracebacks of SGLang's own bugs; ``sent``: hostile requests to be compared.
+    ``seconds``: duration of the load. ``wrong``: further failures, by the figure that counts them. ``own_logs``: number
+    of tracebacks of SGLang's own bugs, by reason. ``sent``: number of hostile requests to compare.
     """
     wrong = {
         "requests that ended twice": [str(n) for n in oracle.twice],

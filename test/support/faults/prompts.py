@@ -1,4 +1,4 @@
-"""A small fixed set of prompts, so that the right answers are known before any fault."""
+"""Small fixed set of prompts, so that the right answers are known before any fault."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHORT_TOKENS, LONG_TOKENS = (4, 60), (300, 900)
 ANSWER_TOKENS = (1, 12)
 TALK_TOKENS = (32, 96)
 TALKS = 0.2
-"""Share of answers with TALK_TOKENS, long enough for faults to hit their streams."""
+"""Share of answers with TALK_TOKENS tokens, long enough that faults hit their streams."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Route and body without ``stream``; greedy, of a fixed length."""
+    """Route and body (without ``stream``) of a greedy request with an answer of fixed length."""
 
     route: str
     body: dict[str, Any]

@@ -23,7 +23,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 class Link:
-    """One connection of the router and, once needed, the one to the server behind."""
+    """One connection of the router and, once needed, the connection to the server behind the proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -34,16 +34,16 @@ class Link:
         self.answered = True
         """True if the last request has been fully answered."""
         self.probed: float | None = None
-        """Time at which a health probe was forwarded, until it is answered or given up (monotonic seconds)."""
+        """Time at which a health probe was forwarded (monotonic seconds); None if no probe is open."""
         self.chunks_left: int | None = None
         """Chunks of the reply to forward before a reset; None: no reset."""
         self.events_left: int | None = None
-        """Event chunks of a stream to forward before it hangs; None: it does not."""
+        """Event chunks of a stream to forward before the stream hangs; None: the stream does not hang."""
         self._owed: int | None = None
-        """Bytes missing from a reply of known length; None: the reply ends with its last chunk."""
+        """Bytes missing from a reply of known length; None if the reply ends with a last chunk."""
 
     def replied(self, data: bytes) -> None:
-        """Take in another chunk of the reply."""
+        """Track how much of the reply is missing after this chunk."""
         if data.startswith(b"HTTP/1."):
             head, _, data = data.partition(b"\r\n\r\n")
             length = _LENGTH.search(head + b"\r\n")
@@ -71,7 +71,7 @@ class Link:
 
 
 class Proxy:
-    """Proxy of one local server, on a port of its own. Each request meets the mode of its moment."""
+    """Proxy of one local server, on its own port. The mode at a request's arrival decides how it is treated."""
 
     def __init__(self, name: str, port: int, server_port: int, evidence: Evidence, seed: int = 0) -> None:
         self.name, self.port = name, port
@@ -97,7 +97,7 @@ class Proxy:
             )
 
     def refuse(self) -> None:
-        """Stop accepting: new connections are refused by the kernel, kept ones are reset when they bring a request."""
+        """Stop accepting: the kernel refuses new connections; kept connections are reset when they bring a request."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

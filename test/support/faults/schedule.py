@@ -17,18 +17,18 @@ SERVER_FAULTS = {
     "storm": (1.0, 5.0),
     "pause": (0.3, 3.0),
 }
-"""Faults of one server, and their duration (seconds). A kill lasts until the restart. A decode server needs two missed
-heartbeats, here 2 s apart, to notice that a prefill server has died; it takes one that is back before for the old one,
-and all requests of the pair hang. No real server is back so soon."""
+"""Faults of one server, and the range of their duration (seconds). A kill lasts until the restart. A decode server
+notices a dead prefill server after two missed heartbeats, 2 s apart here. If the prefill server restarted sooner, all
+requests of the pair would hang; no real server restarts that fast."""
 DECODE_FAULTS = {**SERVER_FAULTS, "hang": (2.0, 8.0)}
-"""Decode servers also have streams that stop in the middle, for ever, while the server is healthy otherwise."""
+"""Faults of a decode server: also streams that stop forever in the middle, while the server is healthy otherwise."""
 ROUTER_FAULTS = {"descriptors": (2.0, 5.0), "halves": (2.0, 5.0), "flush": (0.0, 0.0)}
-"""Faults of the router: descriptors used up; as many half-sent requests as it admits; its route that flushes all
-caches."""
+"""Faults of the router: descriptors used up; more half-sent requests than it admits; a flush of all caches through its
+route."""
 LANES = {PREFILL: SERVER_FAULTS, DECODE: DECODE_FAULTS, ROUTER: ROUTER_FAULTS}
-"""One fault at a time in each lane, so at most one server of a role is down."""
+"""Faults by lane. A lane has one fault at a time, so at most one server of a role is down."""
 GAP_S = {PREFILL: (1.0, 4.0), DECODE: (1.0, 4.0), ROUTER: (4.0, 12.0)}
-"""Pause before a fault."""
+"""Shortest and longest pause before a fault, by lane (seconds)."""
 
 DEEDS = {
     PLAIN: 71, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, "stall": 2, "pipeline": 2, "keyless": 3,
@@ -79,7 +79,7 @@ def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
 
 
 def deeds(seed: int, only: str | None = None) -> Iterator[Deed]:
-    """Yield actions without end. With ``only`` every second one is that, the others are plain."""
+    """Yield random actions without end. With ``only`` half of the actions are that action, the rest are plain."""
     rng = random.Random(f"{seed} deeds")
     weights = dict(DEEDS)
     if only in DEEDS and only != PLAIN:

@@ -1,4 +1,4 @@
-"""Raw HTTP: requests sent exactly as given, however wrong, and replies parsed strictly."""
+"""Raw HTTP: send requests exactly as given, however wrong, and parse replies strictly."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Reply:
     def __init__(self, reader: asyncio.StreamReader, method: str) -> None:
         self._reader = reader
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_LIMIT)
-        # The bytes sent may be no valid request: the parser is given one with the same kind of reply.
+        # The sent bytes can be an invalid request, so give the parser a valid request with the same kind of reply.
         self._http.send(h11.Request(method=method, target="/", headers=[("host", HOST)]))
         self._http.send(h11.EndOfMessage())
         self.status = 0
         self.events = False
         """True if the body is a stream of server-sent events."""
         self.ended = False
-        """True once the body is complete, by its own end marker."""
+        """True once the body is complete according to its own end marker."""
         self._json = False
 
     async def _next(self) -> Any:
@@ -91,7 +91,7 @@ async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio
         return await asyncio.open_connection(HOST, port)
     sock = socket.socket()
     try:
-        # Small segments, too, as the sender's kernel sizes its buffer by them: then about 170 KB are under way.
+        # Small segments, because the sender's kernel sizes its buffer by them: then about 170 KB are in flight.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         sock.setblocking(False)
@@ -104,13 +104,13 @@ async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio
 
 @contextlib.asynccontextmanager
 async def exchange(port: int, raw: bytes, slow: bool = False) -> AsyncIterator[Reply]:
-    """Send ``raw`` unchanged, on a connection of its own, and read the head of its reply. Raises Broken, OSError.
+    """Send ``raw`` unchanged on a new connection and read the head of its reply. Raises Broken, OSError.
 
-    ``slow``: unread bytes soon stop the sender.
+    ``slow``: use small buffers, so that unread bytes soon stop the sender.
     """
     reader, writer = await _connect(port, slow)
     try:
-        # Some requests are answered, and the connection closed, before all of them is sent.
+        # The server can answer a request and close the connection before the request is sent completely.
         with contextlib.suppress(OSError):
             writer.write(raw)
             await writer.drain()

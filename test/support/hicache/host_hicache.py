@@ -1,9 +1,8 @@
 """HiCache without a GPU.
 
-SGLang's copies between device and host are
-CUDA kernels on streams of their own. Here each stream is a thread that works in order, a copy is torch's, and it takes
-``LATE_S`` and fills its target with NaN until it is done. So a batch that reads a layer before that layer's copy has
-ended computes NaN, where a GPU would read stale memory.
+In SGLang, copies between device and host are CUDA kernels on separate streams. Here each stream is a thread that works
+in order. A copy is made by torch, takes ``LATE_S`` and keeps its target at NaN until it is done. Therefore a batch that
+reads a layer before that layer's copy has ended computes NaN, whereas a GPU would read stale memory.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from types import SimpleNamespace
 import torch
 
 LATE_S = 0.05
-"""Time that each copy takes (seconds); loading a prompt's prefix takes one for each layer."""
+"""Duration of each copy (seconds); loading a prompt's prefix needs one copy for each layer."""
 
 
 class Stream:
-    """A stream that runs its work in order, on a thread of its own."""
+    """Stream that runs its work in order on its own thread."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -46,7 +45,7 @@ class Stream:
 
 
 class Host:
-    """The stream that batches run on: the calling thread itself."""
+    """Stream of the batches: the calling thread itself."""
 
     def put(self, work: Callable[[], object]) -> None:
         work()
@@ -73,7 +72,7 @@ def stream(on: Stream) -> Iterator[None]:
 
 
 class Event:
-    """Like CUDA's: done until it is recorded, then once its stream reaches it."""
+    """Event like CUDA's: done before it is recorded, then done again once its stream reaches it."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         if enable_timing:
@@ -115,7 +114,7 @@ def transfer_kv_direct(
 
 
 def host_memory(dims: tuple[int, ...], dtype: torch.dtype, *_: object, **__: object) -> torch.Tensor:
-    """Return the host tier's buffer, not registered with a driver."""
+    """Return the buffer of the host tier, without registering it with a driver."""
     return torch.empty(dims, dtype=dtype)
 
 
@@ -129,7 +128,7 @@ def load() -> None:
 
     device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
     cache_controller.device_module = l2_transfer.device_module = device
-    # The default keeps 10 GiB of the machine free, which tests that run at the same time may use.
+    # By default 10 GiB of the machine must stay free, but concurrent tests can use this memory.
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     mha.transfer_kv_direct = transfer_kv_direct
     mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory

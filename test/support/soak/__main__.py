@@ -3,8 +3,8 @@
     ./run bench soak                     # an hour
     ./run bench soak --minutes 15        # a short one
 
-Fails with exit code 1, naming the processes, if the memory of any at the end is more than 5% above that after the
-run-in (ten minutes). The load is light: other work may run beside it.
+Exit code 1 if the memory of any process at the end is more than 5% above its memory after the run-in (ten minutes); the
+processes are named. The load is light, so other work can run at the same time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from soak.load import Load
 from soak.memory import MOST, Growth, Record
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
-"""A small model: its KV fills in seconds, and a chunk takes some milliseconds."""
+"""Small model whose KV fills in seconds and whose chunks take some milliseconds."""
 POOL, HOST_RATIO = 16384, 2
-"""KV tokens of each server, and HiCache's host memory as a multiple of that."""
+"""KV tokens of each server, and HiCache's host memory as a multiple of these tokens."""
 TOKENS = ("--max-total-tokens", str(POOL), "--context-length", "8192")
 LAPS = ("--enable-laps-scheduler", "--chunked-prefill-size", "512", *TOKENS)
 HICACHE = (
@@ -42,10 +42,10 @@ HICACHE = (
 HOST_COPIES = Path(__file__).parents[1] / "hicache"
 """Plugin that copies between device and host without a GPU."""
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-"""For one prefill server and the decode server; the other prefill server runs SGLang's default, the overlap loop."""
+"""Arguments of one prefill server and the decode server; the other prefill server runs SGLang's overlap loop."""
 ENV = {"OMP_NUM_THREADS": "1"}
 FILL_TOKENS = 2 * 2 * POOL * (1 + HOST_RATIO)
-"""Tokens sent before anything is measured: twice what both prefill servers hold, device and host."""
+"""Tokens sent before the measurement: twice the device and host capacity of two prefill servers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 piece = asyncio.run(_soak(args, (first, second, decode, router), say))
         finally:
             say.done()
-    piece.leave(args.out, "./run bench soak", argv, every=True)
+    piece.save_and_print(args.out, "./run bench soak", argv, every=True)
     missed = [*piece.data["grown"], *piece.data["wrong"][:12]]
     print(*(f"bench soak: {line}" for line in missed), sep="\n", end="\n" if missed else "", file=sys.stderr)
     return 1 if any(f.met is False for f in piece.figures) else 0

@@ -23,22 +23,21 @@ from benchmark.rig import model
 
 WORKLOADS = ("turns", "mixed", "azure", "code", "lmsys", "whale", "mooncake")
 SEGMENT_S = 30.0
-"""Duration of one workload before the next (seconds)."""
+"""Duration of each workload before the next one starts (seconds)."""
 SCALE = Scale(longest=4096, long=2048)
 LONE_S_PER_TOKEN = 1e-4
-"""Lone prefill time per token (seconds), which spaces whales; of the machine that the rate is meant for."""
+"""Lone prefill time per token (seconds) on the machine that the rate is meant for; sets the distance of whales."""
 SETS = 4
-"""Rounds of the workloads after which conversations and documents repeat: some are then cached on the device, some on
-the host, some nowhere."""
+"""Rounds of all workloads after which conversations and documents repeat. Then some are cached on the
+device, some on the host, some nowhere."""
 MOST = 16
-"""Most requests in flight; beyond that none are sent, so that the load falls when other work takes the cores."""
+"""Most requests in flight. Further requests are not sent, so that the load falls when other work takes the cores."""
 LIMIT_S = 300.0
 """Time after which a request without an end counts as hung."""
 ANSWER = (1, 24)
-"""Tokens asked for."""
+"""Fewest and most tokens of an answer."""
 ABORTED, LEFT, CHATS, TEXTS, STREAMED = 0.08, 0.08, 0.35, 0.15, 0.6
-"""Shares of requests that are aborted by id, whose clients disconnect, that are chats or plain text, that are
-streams."""
+"""Shares of requests: aborted by id, ended by a disconnect, chats, plain texts, streams."""
 
 
 class Load:
@@ -50,7 +49,7 @@ class Load:
         self._numbers = itertools.count(1)
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
-        """Requests that failed or hung, with the server's message; the first hundred."""
+        """First hundred requests that failed or hung, with the server's message."""
 
     @property
     def sent(self) -> int:
@@ -58,7 +57,7 @@ class Load:
         return self.ends.total() - self.ends["not sent"]
 
     def jobs(self) -> Iterator[tuple[float, int, Job]]:
-        """Yield jobs without end, each with its time (seconds since the start) and the set of prompts it draws from."""
+        """Yield jobs without end as (seconds since the start, number of the set of prompts, job)."""
         rng = random.Random(self._seed)
         offer = Offer(1.0, SEGMENT_S, self._rate, lambda tokens: tokens * LONE_S_PER_TOKEN)
         made = [named.make(name, SCALE) for name in WORKLOADS]
@@ -84,7 +83,7 @@ class Load:
         await asyncio.gather(*running)
 
     async def fill(self, tokens: int) -> None:
-        """Send distinct prompts of ``tokens`` in all, which fills the servers' caches."""
+        """Fill the servers' caches with distinct prompts of ``tokens`` tokens in total."""
         rng = random.Random(self._seed + 2)
         for _ in range(0, tokens, 2 * SCALE.long):
             both = (self._ask(self._generate(Job(0.0, SCALE.long), rng), False) for _ in range(2))
@@ -104,14 +103,14 @@ class Load:
             await self._ask((route, body), stream, leave_s)
 
     def _text(self, job: Job, prompts: int, rng: random.Random, route: str) -> tuple[str, dict[str, Any]]:
-        """Return a request for a beginning of a word stream in which a conversation continues; about two tokens per
-        word."""
+        """Return a request in words (about two tokens per word). Its conversation or shared prefix is the start of a
+        fixed word sequence."""
 
         def words(r: random.Random, n: int) -> list[str]:
             return r.choices(self._words, k=max(1, n // 2))
 
         shared = words(random.Random(f"{self._seed} {prompts} {job.stream}"), SCALE.longest)
-        if job.goes_on:
+        if job.continues_stream:
             said = shared[: max(1, (job.cached + job.new) // 2)]
         else:
             said = [*shared[: job.cached // 2], *words(rng, job.new)]
@@ -120,13 +119,15 @@ class Load:
         return route, body | ({"messages": [{"role": "user", "content": text}]} if route == CHAT else {"prompt": text})
 
     def _generate(self, job: Job, rng: random.Random, prompts: int = 0) -> tuple[str, dict[str, Any]]:
-        """Return a request as ``_text`` does, with token ids."""
+        """Return a request like that of ``_text``, in token ids."""
 
         def draw(r: random.Random, n: int) -> list[int]:
             return [r.randrange(*model.VOCABULARY) for _ in range(n)]
 
-        history = draw(random.Random(f"ids {self._seed} {prompts} {job.stream}"), job.cached + job.new * job.goes_on)
-        ids = history if job.goes_on else [*history, *draw(rng, job.new)]
+        history = draw(
+            random.Random(f"ids {self._seed} {prompts} {job.stream}"), job.cached + job.new * job.continues_stream
+        )
+        ids = history if job.continues_stream else [*history, *draw(rng, job.new)]
         params = {"max_new_tokens": rng.randint(*ANSWER), "temperature": 0, "ignore_eos": True}
         return GENERATE, {"input_ids": ids, "sampling_params": params}
 

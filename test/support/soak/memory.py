@@ -14,9 +14,9 @@ import psutil
 EVERY_S = 30.0
 """Time between two samples (seconds)."""
 WINDOW_S = 60.0
-"""Window of samples whose median is the memory at a time (seconds)."""
+"""Length of the window whose median sample counts as the memory at a time (seconds)."""
 MOST = 1.05
-"""Limit of the memory at the end over that after the run-in."""
+"""Largest ratio of the memory at the end to the memory after the run-in."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Sample:
     at_s: float
     """Time since the start of the load."""
     own: int
-    """Resident anonymous pages, shared ones divided among their processes. File pages are left out, as their division
-    depends on what else runs. All resident pages if the system does not report these."""
+    """Resident anonymous pages, with shared pages divided among their processes. File pages are left out, because their
+    division depends on other running programs. All resident pages if the system does not report anonymous pages."""
     pss: int | None
-    """All resident pages, shared ones divided; None if unknown."""
+    """All resident pages, with shared pages divided; None if unknown."""
     private: int | None
     """Resident and unshared pages."""
     threads: int
@@ -44,7 +44,7 @@ class Growth:
 
     name: str
     before: float | None
-    """Memory after the run-in (KiB); None if there is no sample: it did not run."""
+    """Memory after the run-in (KiB); None if there is no sample because the process did not run."""
     after: float | None
     """Memory at the end (KiB); None if there is no sample."""
 
@@ -85,7 +85,7 @@ def sample(process: psutil.Process, at_s: float) -> Sample | None:
 
 
 def name_of(process: psutil.Process, server: str, first: bool) -> str:
-    """Return the name of a process: its server and its role there, from SGLang's process titles."""
+    """Return the name of a process: its server, and its role there from SGLang's process title."""
     with contextlib.suppress(psutil.Error):
         title = " ".join(process.cmdline())
         for kind in ("scheduler", "detokenizer", "tokenizer", "resource_tracker"):

@@ -68,12 +68,12 @@ class LapsBalancer:
         router = self.router
         limit = raise_limit()
         queue = router.queue
-        wanted = queue.most, queue.size
-        queue.most, queue.size = share_descriptors(limit, max(SERVERS, len(router.instances)), *wanted)
-        if wanted != (queue.most, queue.size):
+        wanted = queue.max_in_flight, queue.max_queued
+        queue.max_in_flight, queue.max_queued = share_descriptors(limit, max(SERVERS, len(router.instances)), *wanted)
+        if wanted != (queue.max_in_flight, queue.max_queued):
             logger.warning(
                 "%d requests at a time and %d queued, not %d and %d: %d file descriptors",
-                queue.most, queue.size, *wanted, limit,
+                queue.max_in_flight, queue.max_queued, *wanted, limit,
             )  # fmt: skip
         for pool in POOLS:
             logger.info("%s pool: %s", pool, " ".join(i.url for i in router.pools.members(pool)))

@@ -106,7 +106,9 @@ class Membership:
                 return there
         prefill = role == "prefill"
         there = (
-            PrefillInstance(url, bootstrap_port, self.pools.place(), clock=time.monotonic, learnt=self.pools.learnt)
+            PrefillInstance(
+                url, bootstrap_port, self.pools.choose_pool(), clock=time.monotonic, learnt=self.pools.learnt
+            )
             if prefill
             else DecodeInstance(url, time.monotonic)
         )
@@ -148,7 +150,7 @@ class Membership:
                 continue
             if url in before:
                 # The process behind this URL has been replaced.
-                self.health.anew(there)
+                self.health.reset(there)
 
     def _equip(self, i: Instance, source: str) -> None:
         args = self._args
@@ -165,7 +167,7 @@ class Membership:
     def _join(self, i: Instance, source: str) -> None:
         logger.info("%s %s joins, named by %s", i.role, i.url, source)
         self.source[i] = source
-        self.health.anew(i)
+        self.health.reset(i)
         self.pools.join(i)
         self._read(i)
 

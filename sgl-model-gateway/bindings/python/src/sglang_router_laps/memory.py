@@ -18,8 +18,8 @@ class Budget:
     """Bytes of request bodies in this process: the limit, and those that have arrived and are still needed."""
 
     def __init__(self, max_payload: int) -> None:
-        self.most = max(LEAST, LARGEST * max_payload)
-        self.taken = 0
+        self.limit = max(LEAST, LARGEST * max_payload)
+        self.used = 0
 
 
 @dataclass(slots=True)
@@ -29,18 +29,18 @@ class Hold:
     budget: Budget
     unread: bool = False
     """True while the body has not been read to the end."""
-    _taken: int = 0
+    _used: int = 0
 
     def take(self, size: int) -> None:
         """Add ``size`` bytes. Raises TurnedAway if all requests together would exceed the budget."""
         budget = self.budget
-        if budget.taken + size > budget.most:
-            why = f"the bodies of the requests in flight take {budget.taken} of {budget.most} bytes"
+        if budget.used + size > budget.limit:
+            why = f"the bodies of the requests in flight take {budget.used} of {budget.limit} bytes"
             raise TurnedAway(429, "overloaded", why, 1)
-        budget.taken += size
-        self._taken += size
+        budget.used += size
+        self._used += size
 
     def end(self) -> None:
         """Release the whole share."""
-        self.budget.taken -= self._taken
-        self._taken = 0
+        self.budget.used -= self._used
+        self._used = 0

@@ -50,22 +50,22 @@ def _key(w: Waiting, now: float) -> tuple[float, ...]:
 
 
 class Queue:
-    """Admission of up to ``most`` requests at a time, and a queue of up to --queue-size more requests.
+    """Admission of up to ``max_in_flight`` requests at a time, and a queue of up to --queue-size more requests.
 
     The next request is the one with the smallest priority value (short before long), then the one with the earliest
     deadline that can still be met (``order.s_edf``). At least every eighth turn goes to the oldest request.
     """
 
-    def __init__(self, args: RouterArgs, served: Callable[[], bool]) -> None:
-        """``served`` returns True if each role has a healthy server."""
-        self.most: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
-        self.size = max(0, args.queue_size)
+    def __init__(self, args: RouterArgs, has_servers: Callable[[], bool]) -> None:
+        """``has_servers`` returns True if each role has a healthy server."""
+        self.max_in_flight: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
+        self.max_queued = max(0, args.queue_size)
         self.in_flight = 0
         self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
-        self._served = served
-        self._line: dict[asyncio.Future[None], Waiting] = {}
+        self._has_servers = has_servers
+        self._queued: dict[asyncio.Future[None], Waiting] = {}
         """Queued requests in order of arrival, by the future (turn) that admits each request."""
-        self._stranded = 0
+        self._waiting_for_server = 0
         """Number of admitted requests that wait for a healthy server."""
         self._passed = 0
         """Number of turns since the oldest request was last admitted."""
@@ -73,11 +73,11 @@ class Queue:
     @property
     def waiting(self) -> int:
         """Return the number of requests that wait for admission or for a healthy server."""
-        return len(self._line) + self._stranded
+        return len(self._queued) + self._waiting_for_server
 
     def oldest_s(self) -> float:
         """Return how long the first request in the queue has waited (seconds)."""
-        first = next(iter(self._line.values()), None)
+        first = next(iter(self._queued.values()), None)
         return 0.0 if first is None else time.monotonic() - first.since_s
 
     def after_s(self) -> int:
@@ -86,13 +86,13 @@ class Queue:
 
     def check_admission(self) -> None:
         """Raise TurnedAway if a new request could neither be admitted nor queued."""
-        if self.in_flight >= self.most and len(self._line) >= self.size:
-            why = f"{self.in_flight} requests are in flight and {len(self._line)} are queued"
+        if self.in_flight >= self.max_in_flight and len(self._queued) >= self.max_queued:
+            why = f"{self.in_flight} requests are in flight and {len(self._queued)} are queued"
             raise TurnedAway(429, "overloaded", why, self.after_s())
 
     def enter(self) -> bool:
         """Admit a request and return True if a slot is free; ``leave`` frees the slot."""
-        if self.in_flight >= self.most:
+        if self.in_flight >= self.max_in_flight:
             return False
         self.in_flight += 1
         return True
@@ -101,7 +101,7 @@ class Queue:
         """Wait in the queue until admitted. Raises TurnedAway after the time-out, and at ``until`` (monotonic
         seconds)."""
         turn = asyncio.get_running_loop().create_future()
-        self._line[turn] = waiting
+        self._queued[turn] = waiting
         try:
             async with asyncio.timeout(min(until, waiting.since_s + self._timeout_s) - time.monotonic()):
                 await turn
@@ -113,7 +113,7 @@ class Queue:
                 raise
             raise self.too_late(until) from None
         finally:
-            self._line.pop(turn, None)
+            self._queued.pop(turn, None)
 
     def too_late(self, until: float) -> TurnedAway:
         """Return the refusal of a request that was not admitted before its deadline or the time-out."""
@@ -124,32 +124,32 @@ class Queue:
     def leave(self) -> None:
         """Free a slot, and admit the next requests."""
         self.in_flight -= 1
-        while self._line and self.in_flight < self.most:
+        while self._queued and self.in_flight < self.max_in_flight:
             turn = self._next()
-            del self._line[turn]
+            del self._queued[turn]
             if not turn.done():
                 self.in_flight += 1
                 turn.set_result(None)
 
     def _next(self) -> asyncio.Future[None]:
         now = time.monotonic()
-        oldest = next(iter(self._line))
-        line = [oldest] if self._passed >= OLDEST_EVERY - 1 else islice(self._line, LOOKAHEAD)
-        first = min(line, key=lambda turn: _key(self._line[turn], now))
+        oldest = next(iter(self._queued))
+        line = [oldest] if self._passed >= OLDEST_EVERY - 1 else islice(self._queued, LOOKAHEAD)
+        first = min(line, key=lambda turn: _key(self._queued[turn], now))
         self._passed = 0 if first is oldest else self._passed + 1
         return first
 
-    async def recovered(self, until: float) -> bool:
+    async def wait_for_servers(self, until: float) -> bool:
         """Wait, once admitted, until each role has a healthy server. Return False if timed out or the queue is full."""
-        if self.waiting >= self.size:
+        if self.waiting >= self.max_queued:
             return False
         until = min(until, time.monotonic() + min(self._timeout_s, HEALED_S))
-        self._stranded += 1
+        self._waiting_for_server += 1
         try:
-            while not self._served():
+            while not self._has_servers():
                 if time.monotonic() >= until:
                     return False
                 await asyncio.sleep(LOOK_S)
             return True
         finally:
-            self._stranded -= 1
+            self._waiting_for_server -= 1

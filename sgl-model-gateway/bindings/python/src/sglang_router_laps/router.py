@@ -36,7 +36,7 @@ class Router:
         self.add, self.remove = members.add, members.remove
         self.pools, self.decoders, self.readers = members.pools, members.pools.decoders, members.readers
         self.instances, self.sessions, self.health = members.instances, members.sessions, members.health
-        self.queue = Queue(args, self.served)
+        self.queue = Queue(args, self.has_servers)
         self.bodies = Budget(args.max_payload_size)
         self.draining = False
         """True while the router is being stopped and should get no new requests."""
@@ -56,7 +56,7 @@ class Router:
         )
         self.started_at = time.monotonic()
 
-    def served(self) -> bool:
+    def has_servers(self) -> bool:
         """Return True if each role has a healthy server."""
         return all(any(i.healthy for i in role) for role in (self.pools.instances, self.decoders))
 

@@ -119,7 +119,7 @@ class LapsApp:
         raw, body = parse(raw)
         refuse(trail.endpoint, body)
         call = Call(trail, scope, raw, body)
-        twin = next(filter(self._router.aborter.named, call.ids.asked_by()), None)
+        twin = next(filter(self._router.aborter.find, call.ids.client_ids()), None)
         if twin is not None:
             # An abort by a repeated id would be ambiguous. Servers refuse a repeated id, too.
             raise BadRequest(f"rid: a request with the id {reprlib.repr(twin)} is under way")

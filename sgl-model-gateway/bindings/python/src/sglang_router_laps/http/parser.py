@@ -137,7 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the stall timer when the write buffer fills up."""
         super().pause_writing()
-        self._watch_writing()
+        self._start_stall_timer()
 
     def resume_writing(self) -> None:
         """Stop the stall timer once the client has read enough of the buffer."""
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the stall timer if the client has not yet read all of the connection's last answer."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._watch_writing()
+            self._start_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection of an idle client; abort it if part of an answer is still unread."""
@@ -158,17 +158,17 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def _watch_writing(self) -> None:
+    def _start_stall_timer(self) -> None:
         if self._stall_timer is None:
             self._unsent = self.transport.get_write_buffer_size()
-            self._stall_timer = self.loop.call_later(self.stall_s, self._look_at_writing)
+            self._stall_timer = self.loop.call_later(self.stall_s, self._check_stall)
 
-    def _look_at_writing(self) -> None:
+    def _check_stall(self) -> None:
         self._stall_timer = None
         if self.transport.get_write_buffer_size() > self._unsent - SLOWEST * self.stall_s:
             self.transport.abort()
         else:
-            self._watch_writing()
+            self._start_stall_timer()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -21,7 +21,7 @@ from starlette.routing import Router as Routes
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..request.body import read_body, require_json
-from ..request.ids import elsewhere, fresh
+from ..request.ids import fresh, ids_elsewhere
 from ..request.replies import JSON, BadRequest, refusal
 from ..router import Router
 from ..servers.aborts import ABORT
@@ -54,7 +54,7 @@ class Rest:
             Route("/metrics", self.metrics),
             Route("/liveness", self.liveness),
             Route("/readiness", self.readiness),
-            *(Route(f"/{path}", self.ask) for path in ASKED),
+            *(Route(f"/{path}", self.forward_query) for path in ASKED),
             Route(f"/{ABORT}", self.abort, methods=["POST"]),
             Route(f"/{FLUSH}", self.flush, methods=["POST"]),
             *Workers(router).routes,
@@ -117,12 +117,12 @@ class Rest:
         """Return 200 if the router should get requests."""
         return PlainTextResponse("ready") if self._router.ready() else PlainTextResponse("not ready", 503)
 
-    async def ask(self, request: Request) -> ASGIApp:
+    async def forward_query(self, request: Request) -> ASGIApp:
         """Forward a query about the model to a prefill server, with the client's key."""
         router, path, key = self._router, request.url.path[1:], request.headers.get("authorization")
         for i in sorted(router.pools.instances, key=lambda i: not i.healthy):
             try:
-                status, body = await router.sessions.ask(i, path, FLUSH_S, key)
+                status, body = await router.sessions.request(i, path, FLUSH_S, key)
             except (aiohttp.ClientError, OSError):
                 continue
             return Response(body, status, media_type=JSON.decode())
@@ -136,7 +136,7 @@ class Rest:
             require_json(request.scope)
         router, key = self._router, request.headers.get("authorization")
         up = [i for i in router.instances if i.healthy]
-        answers = await asyncio.gather(*(router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
+        answers = await asyncio.gather(*(router.sessions.post(i, FLUSH, key, FLUSH_S) for i in up))
         if any(i.role == "prefill" and a and a[0] < 400 for i, a in zip(up, answers, strict=True)):
             router.pools.forget_prefixes()
         reached = [a for a in answers if a is not None]
@@ -160,11 +160,11 @@ class Rest:
             # SGLang answers 200 here, too.
             return _reply((200, b""))
         rid, key = "" if everything else rid, request.headers.get("authorization")
-        allowed = await aborter.may(key, fresh())
+        allowed = await aborter.check_permission(key, fresh())
         if allowed is None or allowed[0] >= 400:
             return _reply(allowed)
         # An id that is not known here may belong to another router.
-        return _reply(await aborter.forward(rid, elsewhere(rid, key) if rid else {}, key))
+        return _reply(await aborter.forward(rid, ids_elsewhere(rid, key) if rid else {}, key))
 
 
 def _reply(answer: Answer | None, media_type: str = JSON.decode()) -> ASGIApp:

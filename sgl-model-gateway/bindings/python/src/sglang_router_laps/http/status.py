@@ -32,7 +32,7 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
     controller = router.control.controller
     uptime_s = round(time.monotonic() - router.started_at, 1)
     result: dict[str, Any] = {
-        **Status(enabled=True, version=__version__, lengths=router.journal.lengths.told(uptime_s)).as_dict(),
+        **Status(enabled=True, version=__version__, lengths=router.journal.lengths.to_lengths(uptime_s)).as_dict(),
         "at": round(time.time(), 3),
         "uptime_s": uptime_s,
         "pools": {p: [i.url for i in router.pools.members(p)] for p in POOLS},
@@ -41,12 +41,12 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "in_dead_band": controller.in_dead_band(),
         "need": {p: round(n, 2) for p, n in zip(POOLS, controller.need, strict=True)},
         "prefill": [_prefill(r, router) for r in router.readers],
-        "decode": [_decode(i, router.pools.traffic) for i in router.decoders],
+        "decode": [_decode(i, router.pools.traffic_ratio) for i in router.decoders],
         "draining": [{"role": i.role, **_instance(i)} for i in router.members.draining],
         "in_flight": router.queue.in_flight,
-        "max_inflight": router.queue.most,
+        "max_inflight": router.queue.max_in_flight,
         "queued": router.queue.waiting,
-        "max_queued": router.queue.size,
+        "max_queued": router.queue.max_queued,
         "oldest_queued_s": round(router.queue.oldest_s(), 3),
         "ready": router.ready(),
         "tasks": [asdict(w) for w in router.tasks.watched],
@@ -100,9 +100,9 @@ def _rank(p: Place, now: float) -> dict[str, Any]:
     }
 
 
-def _decode(i: DecodeInstance, others: float) -> dict[str, Any]:
+def _decode(i: DecodeInstance, traffic_ratio: float) -> dict[str, Any]:
     kv = i.kv
-    held = {"held": round(i.held(others)), "told": kv and kv.told, "capacity": kv and kv.capacity}
+    held = {"held": round(i.held(traffic_ratio)), "told": kv and kv.reported, "capacity": kv and kv.capacity}
     return {**_instance(i), "kv_tokens": held}
 
 

@@ -53,7 +53,7 @@ class Workers:
         self._check(request)
         if request.method == "POST":
             return await self._add(request)
-        workers = [self._told(i) for i in self._router.instances]
+        workers = [self._describe(i) for i in self._router.instances]
         kinds = Counter(i.role for i in self._router.instances)
         stats = {"prefill_count": kinds["prefill"], "decode_count": kinds["decode"], "regular_count": 0}
         return _answer(200, {"workers": workers, "total": len(workers), "stats": stats})
@@ -71,7 +71,7 @@ class Workers:
         if there is None:
             _reject(404, "WORKER_NOT_FOUND", f"Worker {wanted} not found")
         if request.method == "GET":
-            return _answer(200, self._told(there))
+            return _answer(200, self._describe(there))
         self._router.remove(there.url)
         message = "Worker finishes its requests and is then removed"
         return _answer(202, {"status": "accepted", "worker_id": wanted, "message": message})
@@ -97,7 +97,7 @@ class Workers:
         accepted = {"status": "accepted", "worker_id": id_of(there.url), "url": there.url, "location": at}
         return _answer(202, {**accepted, "message": message}, {"location": at})
 
-    def _told(self, i: Instance) -> dict[str, Any]:
+    def _describe(self, i: Instance) -> dict[str, Any]:
         members = self._router.members
         metadata = {"source": members.source[i]}
         if i in members.draining:

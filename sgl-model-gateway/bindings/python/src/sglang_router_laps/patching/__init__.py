@@ -1,1 +1,1 @@
-"""``laps-patch``: inserts the LAPS seam into an installed sglang-router, or removes it."""
+"""``laps-patch``: inserts the LAPS lines into an installed sglang-router, or removes them."""

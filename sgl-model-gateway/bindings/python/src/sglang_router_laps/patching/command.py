@@ -1,4 +1,4 @@
-"""``laps-patch status|apply|revert``: insert the LAPS seam into an installed sglang-router, or remove it.
+"""``laps-patch status|apply|revert``: insert the LAPS lines into an installed sglang-router, or remove them.
 
 The router's patches only insert lines, so that reverting them restores every byte. With ``--server``, the command
 works on a series of corrections to an installed SGLang, which LAPS does not need.
@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
         "--root", type=Path, help="folder that holds the package, or a source checkout; else the installed package"
     )
     parser.add_argument(
-        "--server", action="store_true", help="the corrections of SGLang itself, instead of the router's seam"
+        "--server",
+        action="store_true",
+        help="the corrections of SGLang itself, instead of the LAPS lines in the router",
     )
     args = parser.parse_args(argv)
     try:

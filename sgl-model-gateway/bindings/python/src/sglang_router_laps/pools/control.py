@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import Move
-from laps_core.pools.decode import traffic
+from laps_core.pools.decode import estimate_traffic_ratio
 from laps_core.pools.instances import Clock
 from laps_core.pools.paper import controller
 from laps_core.pools.prefill import PrefillInstance
@@ -73,7 +73,7 @@ class Control:
         readers = (*self._readers, *self._kv_readers)
         # Failures are raised at the end, so that a failed reader does not stop the other readers.
         read = await asyncio.gather(*(r.read() for r in readers), return_exceptions=True)
-        self._pools.traffic = traffic(self._pools.decoders)
+        self._pools.traffic_ratio = estimate_traffic_ratio(self._pools.decoders)
         others = self._records.news()
         if others is not None:
             # Start the cool-down as after this router's own moves: other routers have answered the present load.

@@ -80,14 +80,14 @@ class Records:
         """Set the server's record. Return True if set; if another router was first, adopt that router's record."""
         record = instance.record or PoolRecord()
         body = {"assignment": assignment, "if_version": record.version}
-        answer = await self._sessions.tell(instance, POOL_ROUTE, self._sessions.key, TIMEOUT_S, body)
+        answer = await self._sessions.post(instance, POOL_ROUTE, self._sessions.key, TIMEOUT_S, body)
         if answer is None:
             return False
         status, text = answer
         try:
             if status in (200, 409):
                 made = read(text, PoolRecord)
-                instance.take(made)
+                instance.adopt_record(made)
                 if status == 200:
                     # This router's own change must not count as news.
                     self._known[instance.url] = made

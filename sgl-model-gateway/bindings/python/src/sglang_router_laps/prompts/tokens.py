@@ -16,9 +16,9 @@ MEMORY_TOKENS = 100_000.0
 """Number of the latest tokens that determine the estimate, approximately."""
 START_MESSAGE_TOKENS = 5.0
 """Tokens that a chat template adds to each message: start value, which the servers' replies correct."""
-EXACT_BYTES = 16384
+EXACT_CHARS = 16384
 """Most characters of a request that are tokenised, as other requests wait meanwhile; the rest is extrapolated."""
-CALL_BYTES = 64
+CALL_CHARS = 64
 """Least cost of one text in that budget (characters): many short texts take as long as one long text."""
 
 
@@ -72,12 +72,12 @@ class ByteCounter:
 
 
 class TokenizerCounter:
-    """Counter that tokenises ``exact_bytes`` characters of each request and extrapolates the rest. No model is loaded.
+    """Counter that tokenises ``exact_chars`` characters of each request and extrapolates the rest. No model is loaded.
 
     Raises ConfigError if ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
     """
 
-    def __init__(self, path: str, exact_bytes: int = EXACT_BYTES) -> None:
+    def __init__(self, path: str, exact_chars: int = EXACT_CHARS) -> None:
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -91,20 +91,20 @@ class TokenizerCounter:
             why = " ".join(str(e).split())
             raise ConfigError(f"--laps-tokenizer: {path}: no tokenizer could be read: {why}") from None
         self._path = path
-        self._exact_bytes = exact_bytes
+        self._exact_chars = exact_chars
         self._message_tokens = START_MESSAGE_TOKENS
 
     def count(self, prompt: Prompt) -> int:
         """Return the tokens of texts and ids, and the tokens that the chat template adds.
 
-        ``exact_bytes`` limits the time for which a request blocks the event loop.
+        ``exact_chars`` limits the time for which a request blocks the event loop.
         """
-        budget, seen, tokens = self._exact_bytes, 0, 0
+        budget, seen, tokens = self._exact_chars, 0, 0
         for text in prompt.texts:
             if budget <= 0:
                 break
             head = text[:budget]
-            budget -= max(len(head), CALL_BYTES)
+            budget -= max(len(head), CALL_CHARS)
             seen += len(head)
             tokens += self._encode(head)
         ids, size = sum(map(len, prompt.ids)), sum(map(len, prompt.texts))

@@ -14,7 +14,7 @@ from ..servers.aborts import LiveRequest
 from ..servers.upstream import Lost, failure
 from . import receipt as receipts
 from .ids import IDS_MAX
-from .legs import Decoding, Legs, has_result, look_at
+from .legs import Decoding, Legs, has_result, retrieve_exception
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
 from .streams import Events, MergedEvents, merge_reply
 
@@ -44,11 +44,11 @@ class Attempt(Legs):
     """The decode server's response, once it is streamed to the client."""
     _expired: bool = False
     """True once the attempt has been given up."""
-    _asked_at: float | None = None
+    _waiting_since: float | None = None
     """Start of the wait for the stream's next chunk (monotonic seconds); None while no chunk is awaited."""
     _silence: asyncio.TimerHandle | None = None
     """Timer that checks whether the stream stalls."""
-    _hangs: Lost | None = None
+    _stall: Lost | None = None
     """Failure of the attempt if the decode server's stream stalled."""
     _late: Refused | None = None
     """Prefill server's error, if the stream had already started."""
@@ -60,8 +60,8 @@ class Attempt(Legs):
         began = time.monotonic()
         self.call.trail.try_at(prefiller, decoder, began)
         self.call.ids.renew()
-        for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
-        self.router.pools.sends(self.call.ask, self.choice)
+        for_prefill, for_decode = self.call.make_bodies(prefiller, self.choice.rank)
+        self.router.pools.record_choice(self.call.ask, self.choice)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
         self._raced = loop.create_future()
@@ -74,14 +74,14 @@ class Attempt(Legs):
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
         served = False
-        known = self.call.ids.known_as()
+        known = self.call.ids.server_ids()
         live.at = {at: ids[:IDS_MAX] for at, ids in zip((prefiller, decoder), known, strict=True)}
         try:
             with share, load:
                 response, first = await self._race()
                 share.end()
                 if response.status >= 400:
-                    health.answered(decoder, response.status)
+                    health.record_reply(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
                 await self._check_transfer(first)
                 self.note_ttft()
@@ -91,13 +91,13 @@ class Attempt(Legs):
                     await self._add_receipt()
                 await self._answer(response, first)
                 served = True
-            health.answered(decoder, response.status)
+            health.record_reply(decoder, response.status)
             if not prefill.done():
                 # The connection can be reused only if the prefill server's reply is read to the end.
                 await asyncio.wait((prefill,), timeout=DRAIN_S)
         except TimeoutError:
             # The decode server cannot answer first: blame the decode server only if the prefill server is done.
-            health.timed_out(decoder if has_result(prefill) else prefiller, began)
+            health.record_timeout(decoder if has_result(prefill) else prefiller, began)
             health.suspect(decoder)
             raise
         finally:
@@ -119,10 +119,10 @@ class Attempt(Legs):
             live.at = {}
             for leg in (prefill, decode):
                 if leg.done():
-                    look_at(leg)
+                    retrieve_exception(leg)
                 else:
                     leg.cancel()
-                    leg.add_done_callback(look_at)
+                    leg.add_done_callback(retrieve_exception)
 
     def _expire(self) -> None:
         self._expired = True
@@ -134,15 +134,15 @@ class Attempt(Legs):
                 # Otherwise a client that does not read would keep its slot until the parser's stall timer fires.
                 self.client.hang_up()
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Close the stream if it stalls, else check again later: a timer per chunk would cost more than the chunk."""
         decoder, health = self.decoder, self.router.health
-        silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        silent_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         if silent_s >= health.silence_s(decoder) and self._response is not None:
-            self._hangs = Lost(decoder, "lost" if decoder.healthy else "cut", f"it sent nothing for {silent_s:.1f} s")
+            self._stall = Lost(decoder, "lost" if decoder.healthy else "cut", f"it sent nothing for {silent_s:.1f} s")
             self._response.close()
         else:
-            self._silence = asyncio.get_running_loop().call_later(health.look_s, self._look)
+            self._silence = asyncio.get_running_loop().call_later(health.look_s, self._check_silence)
 
     def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
         """Return the result of ``leg``, or raise its failure: TimeoutError or Lost if this router cancelled ``leg``."""
@@ -196,7 +196,7 @@ class Attempt(Legs):
             raise Refused(self.decoder, found)
         await asyncio.wait((self._prefill,), timeout=DRAIN_S)
         refused = self._refusal() if has_result(self._prefill) else None
-        if refused is not None and refused.unjoined:
+        if refused is not None and refused.transfer_failed:
             raise refused
 
     async def _add_receipt(self) -> None:
@@ -205,7 +205,7 @@ class Attempt(Legs):
         await asyncio.wait((self._prefill,), timeout=DRAIN_S)
         if has_result(self._prefill) and call.receipt is not None:
             made = receipts.complete(call.receipt, call.trail)
-            call.trail.receipt = call.ids.as_asked(made) if made else b""
+            call.trail.receipt = call.ids.with_client_ids(made) if made else b""
 
     async def _answer(self, response: aiohttp.ClientResponse, first: bytes) -> None:
         """Pass the decode server's reply to the client."""
@@ -219,7 +219,7 @@ class Attempt(Legs):
         if self.call.stream:
             await self._pass_on(response, first, Events() if mine is None else MergedEvents(mine))
         else:
-            await self.client.whole(Reply.of(response, first if mine is None else merge_reply(mine, first)))
+            await self.client.send_reply(Reply.of(response, first if mine is None else merge_reply(mine, first)))
 
     async def _pass_on(self, response: aiohttp.ClientResponse, first: bytes, events: Events) -> None:
         """Stream the reply to the client, event by event."""
@@ -237,9 +237,9 @@ class Attempt(Legs):
 
         if not self._prefill.done():
             self._prefill.add_done_callback(ended_late)
-        await client.begin(response.status, content_type(response))
+        await client.send_head(response.status, content_type(response))
         chunk, part, content = first, b"", response.content
-        self._look()
+        self._check_silence()
         try:
             while chunk:
                 part = events.feed(chunk)
@@ -247,24 +247,24 @@ class Attempt(Legs):
                     # Send the last chunk together with the end of the stream, which saves 20 microseconds.
                     break
                 if part:
-                    await client.go_on(part)
+                    await client.send_events(part)
                 # Yield: chunks that arrive meanwhile are sent in one write, which costs more than a turn of the loop.
                 await asyncio.sleep(0)
-                self._asked_at = time.monotonic()
+                self._waiting_since = time.monotonic()
                 chunk, part = await content.readany(), b""
-                self._asked_at = None
+                self._waiting_since = None
                 self.decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
             if self._expired:
                 raise TimeoutError from e
-            raise self._late or self._hangs or failure(self.decoder, e) from e
+            raise self._late or self._stall or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
-        await client.go_on(part + events.flush(), more=False)
+        await client.send_events(part + events.flush(), more=False)
 
     def _abort(self, instance: Instance) -> None:
         """Ask ``instance`` to abort the request, without waiting for the answer."""
         ids = self.live.at[instance]
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
-            self.router.spawn(self.router.aborter.drop(instance, self.live, ids, key))
+            self.router.spawn(self.router.aborter.abort_at(instance, self.live, ids, key))

@@ -48,7 +48,7 @@ class Call:
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
         """True if log-probabilities are requested (for any prompt of a batch)."""
         batch = batch_size(endpoint, body)
-        self.rooms = batch
+        self.batch_size = batch
         """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. Given one room, SGLang
         would count up from it, but the room decides which data-parallel rank gets a prompt."""
         try:
@@ -65,11 +65,11 @@ class Call:
         texts = self.headers.popall(DEADLINE_HEADER, [])
         self.slo_ms = bodies.read_deadline(texts) if texts else None
         """Deadline for the first token (milliseconds after arrival)."""
-        self.until = math.inf
+        self.refuse_at = math.inf
         """Time from which the request is refused if it has no first token (monotonic seconds)."""
         if self.slo_ms is not None:
             if bodies.read_late(self.headers.popall(bodies.LATE_HEADER, [])):
-                self.until = self.arrived + self.slo_ms / 1e3
+                self.refuse_at = self.arrived + self.slo_ms / 1e3
             raw, body = bodies.add_deadline(endpoint, raw, body, self.slo_ms)
         self._session = bodies.read_session(self.headers, body)
         self._raw, self._body = raw, body
@@ -84,8 +84,8 @@ class Call:
         members' names."""
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
-        self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
-        self.ask.slo_s, self.ask.until = None if self.slo_ms is None else self.slo_ms / 1e3, self.until
+        self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.batch_size or 1)
+        self.ask.slo_s, self.ask.refuse_at = None if self.slo_ms is None else self.slo_ms / 1e3, self.refuse_at
         self.ask.session = self._session
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
@@ -95,11 +95,11 @@ class Call:
         due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
         return Waiting(new, self.ask.total - new, self.arrived, due, priority=int(new > threshold))
 
-    def wires(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
+    def make_bodies(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
         """Return the bodies of an attempt for the prefill and the decode server, with new bootstrap rooms.
         The rooms select ``rank`` of the prefill server for all prompts of a batch, unless the client itself names a
         rank."""
-        host, port, n = bootstrap_host(prefiller.url), prefiller.bootstrap_port, self.rooms
+        host, port, n = bootstrap_host(prefiller.url), prefiller.bootstrap_port, self.batch_size
         if rank is not None and not bodies.names_rank(self._body, self.headers):
             rooms = [rank.room(random.getrandbits(ROOM_BITS)) for _ in range(1 if n is None else n)]
             # Without this member, prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
@@ -113,7 +113,7 @@ class Call:
             "bootstrap_room": rooms[0] if n is None else rooms,
         }
         prefill, decode = (
-            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, "rid": rid})) for rid in self.ids.servers()
+            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, "rid": rid})) for rid in self.ids.body_ids()
         )
         return prefill, decode
 

@@ -35,7 +35,7 @@ def hashed(rid: str, owner: str | None = None) -> str:
     return sha256(f"{owner or ''}\n{rid}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def elsewhere(rid: str, owner: str | None) -> Mapping[Role, Sequence[str]]:
+def ids_elsewhere(rid: str, owner: str | None) -> Mapping[Role, Sequence[str]]:
     """Return the server-side ids, by role, that another router may use for a client's ``rid``. That router may have
     made ``rid`` itself."""
     ids = [hashed(rid, owner), *([rid] if _MADE.fullmatch(rid) else ())]
@@ -83,21 +83,21 @@ class Ids:
         self.name = self._servers[0] if self._servers else self._whole
         """Server-side id of the request, or of its first prompt, as it appears in logs."""
 
-    def servers(self) -> tuple[str | list[str], str | list[str]]:
+    def body_ids(self) -> tuple[str | list[str], str | list[str]]:
         """Return the ids at the prefill and at the decode server: a single id each, or the list of a batch's ids."""
-        prefill, decode = self.known_as()
+        prefill, decode = self.server_ids()
         return (prefill[0], decode[0]) if self._single else (prefill, decode)
 
-    def known_as(self) -> tuple[list[str], list[str]]:
+    def server_ids(self) -> tuple[list[str], list[str]]:
         """Return the lists of ids at the prefill and at the decode server, one per prompt."""
         return [rid + AT_PREFILL for rid in self._servers], self._servers
 
-    def asked_by(self) -> Mapping[str, int | None]:
+    def client_ids(self) -> Mapping[str, int | None]:
         """Return the client's ids that an abort may name, each with the index of its prompt; None for the whole
         request."""
         return {self._whole: None, **{rid: i for i, rid in enumerate(self._client[:IDS_MAX])}}
 
-    def as_asked(self, reply: bytes) -> bytes:
+    def with_client_ids(self, reply: bytes) -> bytes:
         """Return a server's reply, or a message of the router, with the client's ids in place of server-side ids."""
         if self._single:
             for made, rid in self._shown.items():

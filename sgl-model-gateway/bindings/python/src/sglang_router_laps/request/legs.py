@@ -31,16 +31,16 @@ class Legs:
     choice: Choice
     decoder: Instance
 
-    async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, instance: Instance, body: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
-            address(instance.url, self.call.endpoint), data=wire, headers=self.call.headers
+            address(instance.url, self.call.endpoint), data=body, headers=self.call.headers
         )
 
-    async def run_prefill(self, wire: bytes, share: Lease) -> Reply:
+    async def run_prefill(self, body: bytes, share: Lease) -> Reply:
         """Run the prefill leg, learn from the reply, and return it. Raises Lost."""
         call, instance = self.call, self.choice.instance
         try:
-            async with await self._post(instance, wire) as response:
+            async with await self._post(instance, body) as response:
                 reply = Reply.of(response, await response.read())
                 share.end(reply.status < 400)
                 call.receipt = response.headers.get(RECEIPT_HEADER)
@@ -49,7 +49,7 @@ class Legs:
         if reply.status < 400:
             # An error inside a reply with status 200 counts as an error.
             reply = fault(reply.body) or reply
-        self.router.health.answered(instance, reply.status)
+        self.router.health.record_reply(instance, reply.status)
         if reply.status >= 400:
             return reply
         now = call.trail.prefilled = time.monotonic()
@@ -57,7 +57,7 @@ class Legs:
         if not call.stream:
             self.note_ttft()
         tokens = reported_tokens(reply.body)
-        if tokens is not None and not call.rooms and call.prompt is not None:
+        if tokens is not None and not call.batch_size and call.prompt is not None:
             self.router.counter.learn(call.prompt, tokens)
             cached = reported_tokens(reply.body, CACHED)
             if cached is not None:
@@ -65,11 +65,11 @@ class Legs:
         call.prompt = None
         return reply
 
-    async def run_decode(self, wire: bytes) -> Decoding:
+    async def run_decode(self, body: bytes) -> Decoding:
         """Run the decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises Lost."""
         instance = self.decoder
         try:
-            response = await self._post(instance, wire)
+            response = await self._post(instance, body)
             try:
                 whole = not self.call.stream or response.status >= 400
                 first = await (response.read() if whole else response.content.readany())
@@ -99,7 +99,7 @@ def has_result(leg: asyncio.Task[Any]) -> bool:
     return leg.done() and not leg.cancelled() and leg.exception() is None
 
 
-def look_at(leg: asyncio.Task[Any]) -> None:
+def retrieve_exception(leg: asyncio.Task[Any]) -> None:
     """Retrieve the exception of a failed leg, because asyncio would log it otherwise. The client got the other leg's
     failure."""
     if not leg.cancelled():

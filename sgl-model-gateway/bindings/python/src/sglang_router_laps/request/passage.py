@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from laps_core.pools.choice import Choice, Tried
+from laps_core.pools.choice import Choice, TriedServers
 from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 
@@ -72,13 +72,13 @@ class Passage:
     retries: Retries
     call: Call
     client: Client
-    tried: Tried = field(default_factory=Tried)
+    tried: TriedServers = field(default_factory=TriedServers)
     live: LiveRequest = field(init=False)
-    deaths: int = 0
+    servers_lost: int = 0
     """Number of servers that were lost while they had this request."""
 
     def __post_init__(self) -> None:
-        self.live = LiveRequest(self.call.ids.asked_by())
+        self.live = LiveRequest(self.call.ids.client_ids())
 
     async def run(self) -> None:
         """Wait for a slot if no slot is free, then try pairs of servers. Raises TurnedAway."""
@@ -109,7 +109,7 @@ class Passage:
         began = time.monotonic()
         try:
             async with self.live.waiting():
-                await router.queue.wait(call.waiting(new, threshold), call.until)
+                await router.queue.wait(call.waiting(new, threshold), call.refuse_at)
         finally:
             call.trail.placed = began, time.monotonic()
 
@@ -118,9 +118,9 @@ class Passage:
         long."""
         pools, queue, call = self.router.pools, self.router.queue, self.call
         async with self.live.waiting():
-            while (pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)) is None and await queue.recovered(
-                call.until
-            ):
+            while (
+                pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)
+            ) is None and await queue.wait_for_servers(call.refuse_at):
                 pass
             return pair
 
@@ -133,8 +133,8 @@ class Passage:
             pair = router.pools.choose_pair(call.ask, self.tried, call.kv_tokens) or await self._pair()
             if self.live.aborted:
                 raise Aborted
-            if call.until < time.monotonic():
-                raise router.queue.too_late(call.until)
+            if call.refuse_at < time.monotonic():
+                raise router.queue.too_late(call.refuse_at)
             if pair is None:
                 break
             if pair[0].late_s:
@@ -157,11 +157,11 @@ class Passage:
                 logger.warning("%s timed out after %.0f s", call.ids.name, call.age_s)
                 await self._fail(504, "timeout", "timed out")
                 return
-            if isinstance(ended, Refused) and ended.unjoined:
-                self.tried.ways.add((pair[0].instance, pair[1]))
+            if isinstance(ended, Refused) and ended.transfer_failed:
+                self.tried.pairs.add((pair[0].instance, pair[1]))
             else:
                 self.tried.servers.add(ended.instance)
-            again = await self._worth_another(ended)
+            again = await self._should_retry(ended)
             again = again and not (client.started or self.live.aborted) and n + 1 < self.retries.attempts
             if again or not isinstance(ended, Refused):
                 logger.warning("%s %s%s", call.ids.name, ended, "; trying another" if again else "")
@@ -172,24 +172,24 @@ class Passage:
                 await asyncio.sleep(self.retries.pause_s(n))
         await self._conclude(ended)
 
-    async def _worth_another(self, ended: Ended) -> bool:
+    async def _should_retry(self, ended: Ended) -> bool:
         """Record what the failure says about the server. Return True if another pair may do better."""
         router = self.router
         if isinstance(ended, Refused):
             # After a failed transfer any new pair will do, even with a server that admits no request at the moment.
-            left = ended.elsewhere and router.pools.left(self.tried, now=not ended.unjoined)
+            left = ended.retryable and router.pools.has_untried_pair(self.tried, now=not ended.transfer_failed)
             return left and self.retries.spend()
         if ended.blameless:
             ended.instance.rest()
             return ended.kind != "exhausted"
         shared = not ended.sent or ended.instance.note_lost()
-        router.health.lost(ended.instance, ended.kind)
+        router.health.record_loss(ended.instance, ended.kind)
         if not ended.sent:
             return True
         # A request that crashed a server may crash the next server. A request that was alone on a server that died is
         # not retried; a request that was there with other requests is retried once.
-        self.deaths += 1
-        if self.deaths > 1:
+        self.servers_lost += 1
+        if self.servers_lost > 1:
             return False
         return shared or ended.kind == "cut" or not await router.health.refuses(ended.instance)
 
@@ -197,18 +197,18 @@ class Passage:
         """Answer the client with the last attempt's failure; None = there was no pair to try."""
         client = self.client
         if isinstance(ended, Refused):
-            if ended.unjoined and not client.started:
+            if ended.transfer_failed and not client.started:
                 # No server refused the request, and another pair may serve it later.
-                await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
+                await self._fail(503, "transfer_failed", message_of(self.call.ids.with_client_ids(ended.reply.body)))
             else:
-                await client.whole(ended.reply)
+                await client.send_reply(ended.reply)
         elif ended is not None and not ended.blameless:
             await self._fail(502, "upstream_lost", str(ended))
         else:
             self.router.counts.rejected += 1
             kind, why = "no_connection", f"request {self.call.ids.name}: {ended}"
             if ended is None:
-                kind, why = "no_instance", f"no {self.router.pools.missing()} server is healthy"
+                kind, why = "no_instance", f"no {self.router.pools.missing_role()} server is healthy"
             await client.refuse(503, kind, why)
 
     async def _fail(self, status: int, kind: str, why: str) -> None:

@@ -75,14 +75,14 @@ class Refused(Exception):
         self.reply = reply
 
     @property
-    def unjoined(self) -> bool:
+    def transfer_failed(self) -> bool:
         """Return True if the transfer between the two servers failed, rather than this server."""
         return self.reply.status >= 500 and TRANSFER_FAILED in self.reply.body
 
     @property
-    def elsewhere(self) -> bool:
+    def retryable(self) -> bool:
         """Return True if another server may answer better: this one is busy, or the KV transfer failed."""
-        return self.reply.status == 503 or self.unjoined
+        return self.reply.status == 503 or self.transfer_failed
 
 
 class Rejection(Exception):
@@ -183,32 +183,32 @@ class Client:
     waited_for: bool = False
     """True while the client has not read the part that was sent last."""
 
-    async def whole(self, reply: Reply) -> None:
+    async def send_reply(self, reply: Reply) -> None:
         """Send a whole reply. If a stream has started, end the stream with the reply as its last event."""
         if self.started:
             # The status line has been sent: a last event is all that a stream's reader can still understand.
             event = b"data: " + reply.body.replace(b"\n", b" ") + b"\n\n" if self.stream else b""
-            await self.go_on(event, more=False)
+            await self.send_events(event, more=False)
             return
         self.started = self.finished = True
         self.trail.status = reply.status
-        reply.body = self.ids.as_asked(reply.body)
+        reply.body = self.ids.with_client_ids(reply.body)
         reply.headers = (*reply.headers, *self.trail.headers)
         await reply(None, None, self.send)
 
-    async def begin(self, status: int, content_type: bytes) -> None:
+    async def send_head(self, status: int, content_type: bytes) -> None:
         """Send the head of a stream."""
         self.started = True
         self.trail.status = status
         headers = [(b"content-type", content_type), *UNBUFFERED, *self.trail.headers]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def go_on(self, part: bytes, *, more: bool = True) -> None:
+    async def send_events(self, part: bytes, *, more: bool = True) -> None:
         """Send whole events of the stream, or its end."""
         self.finished, self.waited_for = not more, True
-        await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": more})
+        await self.send({"type": "http.response.body", "body": self.ids.with_client_ids(part), "more_body": more})
         self.waited_for = False
 
     async def refuse(self, status: int, kind: str, message: str, after_s: int | None = None) -> None:
         """Send an error of the router, even after the start of a stream."""
-        await self.whole(refusal(status, kind, message, after_s))
+        await self.send_reply(refusal(status, kind, message, after_s))

@@ -90,7 +90,7 @@ class Trail:
         self.first_sent = now if self.first_sent is None else self.first_sent
         self.retries += 1
 
-    def told(self, at: str, now: float) -> str:
+    def format_line(self, at: str, now: float) -> str:
         """Return the line for the access log. ``at``: date and time, as text."""
         prefill, decode = self.prefill, self.decode
         return (
@@ -131,7 +131,7 @@ class AccessLog:
             self._second, self._text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         if not self._lines:
             asyncio.get_running_loop().call_later(LINES_S, self.write)
-        self._lines.append(trail.told(f"{self._text}.{int(1e3 * (at - second)):03d}Z", time.monotonic()))
+        self._lines.append(trail.format_line(f"{self._text}.{int(1e3 * (at - second)):03d}Z", time.monotonic()))
 
     def write(self) -> None:
         """Write the lines collected so far."""

@@ -90,14 +90,16 @@ class Aborter:
             if not same:
                 del self._live[name]
 
-    def named(self, rid: str) -> Sequence[LiveRequest]:
+    def find(self, rid: str) -> Sequence[LiveRequest]:
         """Return the requests for which ``rid`` is the client's id of the request or of one of its prompts."""
         return self._live.get(rid, ())
 
-    async def drop(self, instance: Instance, live: LiveRequest, ids: Sequence[str], authorization: str | None) -> None:
+    async def abort_at(
+        self, instance: Instance, live: LiveRequest, ids: Sequence[str], authorization: str | None
+    ) -> None:
         """Ask ``instance`` to abort ``live``, which has ended at this router; ``ids``: the ids of ``live`` there."""
         # The client may have sent another request with the same id.
-        twins = [other for name in live.names for other in self.named(name)]
+        twins = [other for name in live.names for other in self.find(name)]
         # A server with an admin key accepts no other key for aborts, so try the router's own key first.
         keys: list[str | None] = [*dict.fromkeys(filter(None, (self._sessions.key, authorization)))] or [None]
         for rid in ids:
@@ -105,7 +107,7 @@ class Aborter:
                 continue
             status = 401
             while keys and status in (401, 403):
-                answer = await self._sessions.tell(instance, ABORT, keys[0], TIMEOUT_S, {"rid": rid})
+                answer = await self._sessions.post(instance, ABORT, keys[0], TIMEOUT_S, {"rid": rid})
                 if answer is None:
                     return
                 status = answer[0]
@@ -121,7 +123,7 @@ class Aborter:
             if not keys:
                 return
 
-    async def may(self, authorization: str | None, unused: str) -> Answer | None:
+    async def check_permission(self, authorization: str | None, unused: str) -> Answer | None:
         """Return a good answer if a client with this authorization may abort, else a server's refusal; None if no
         server was reached. Clients may abort with the router's key, or with a key with which a server of each role
         accepts an abort of the id ``unused``."""
@@ -136,7 +138,7 @@ class Aborter:
         async def first(instances: Sequence[Instance]) -> Answer | None:
             """Return the answer of the first reachable server: a server that counts as healthy may have just gone."""
             for i in instances:
-                if (answer := await self._tell(i, [{"rid": unused}], authorization)) is not None:
+                if (answer := await self._send_aborts(i, [{"rid": unused}], authorization)) is not None:
                     return answer
             return None
 
@@ -148,7 +150,7 @@ class Aborter:
         """Abort the requests with the client's id ``rid`` ("" = all requests), here and at their servers. Return the
         first bad answer, else a good answer; None if no server was reached. ``elsewhere``: ids to abort at all healthy
         servers if this router has no such request."""
-        known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
+        known = self.find(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
         wanted: dict[Instance, list[Body]] = {}
         for live in known:
             live.abort()
@@ -159,13 +161,17 @@ class Aborter:
             wanted = {i: [{"rid": one} for one in elsewhere[i.role]] if rid else [{"abort_all": True}] for i in every}
         if not wanted:
             return 200, b""
-        return _worst(await asyncio.gather(*(self._tell(i, bodies, authorization) for i, bodies in wanted.items())))
+        return _worst(
+            await asyncio.gather(*(self._send_aborts(i, bodies, authorization) for i, bodies in wanted.items()))
+        )
 
-    async def _tell(self, instance: Instance, bodies: Sequence[Body], authorization: str | None) -> Answer | None:
+    async def _send_aborts(
+        self, instance: Instance, bodies: Sequence[Body], authorization: str | None
+    ) -> Answer | None:
         """Send ``bodies`` one after the other. Return the first bad answer, else the last; None if not reached."""
         answer: Answer | None = None
         for body in bodies:
-            answer = await self._sessions.tell(instance, ABORT, authorization, TIMEOUT_S, body)
+            answer = await self._sessions.post(instance, ABORT, authorization, TIMEOUT_S, body)
             if answer is None or answer[0] >= 400:
                 break
         return answer

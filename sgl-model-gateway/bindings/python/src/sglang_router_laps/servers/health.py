@@ -51,7 +51,7 @@ class Health:
         self.look_s = min(self._silence_s, self._timeout_s)
         """Period of checks whether a stream stalls (seconds)."""
 
-    def answered(self, instance: Instance, status: int) -> None:
+    def record_reply(self, instance: Instance, status: int) -> None:
         """Record a reply. ``status``: its HTTP status, or the status of an error inside the reply."""
         instance.failures = 0
         instance.heard()
@@ -62,7 +62,7 @@ class Health:
             instance.errors += 1
             instance.breaker.failed()
 
-    def lost(self, instance: Instance, kind: Kind) -> None:
+    def record_loss(self, instance: Instance, kind: Kind) -> None:
         """Record a request lost at ``instance``; ``kind`` as in ``upstream.Lost``."""
         instance.lost += 1
         if kind == "cut":
@@ -75,7 +75,7 @@ class Health:
         """Return the longest pause of a stream from ``instance`` (seconds); shorter if the instance is unhealthy."""
         return self._silence_s if instance.healthy else self.look_s
 
-    def timed_out(self, instance: Instance, began: float) -> None:
+    def record_timeout(self, instance: Instance, began: float) -> None:
         """Record the time-out of a request sent at ``began``. This is a failure of the instance only if the instance
         has sent no data since then."""
         instance.errors += 1
@@ -112,7 +112,7 @@ class Health:
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
 
-    def anew(self, instance: Instance) -> None:
+    def reset(self, instance: Instance) -> None:
         """Treat ``instance`` as a new process: it gets requests once it passes new probes."""
         instance.healthy, instance.unknown = False, True
         instance.forget()
@@ -192,7 +192,7 @@ class Health:
     async def _probe(self, instance: Instance) -> str | None:
         """Return None if the probe succeeds, else the fault. Raises Lost if the fault is on this machine."""
         try:
-            status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
+            status, _ = await self._sessions.request(instance, self._path.lstrip("/"), self._timeout_s)
             return None if status < 400 else f"{self._path} answered {status}"
         except (aiohttp.ClientError, OSError) as e:
             # TimeoutError is an OSError.

@@ -65,8 +65,8 @@ class Reader:
         self._server = instance
         self._sessions = sessions
         self._period_s = period_s
-        self._asking: asyncio.Task[str | None] | None = None
-        self._asked_at = -math.inf
+        self._polling: asyncio.Task[str | None] | None = None
+        self._polled_at = -math.inf
         """Time at which the latest poll was sent (by the instance's clock)."""
         self._level = 0
         self._stepped_at = instance.clock()
@@ -80,29 +80,29 @@ class Reader:
         """Poll the server, and keep its answer. Never raises."""
         raise NotImplementedError
 
-    async def ask(self) -> str | None:
+    async def poll(self) -> str | None:
         """Poll the server, unless an earlier poll is still without an answer. Return the route that has answered; None
         if no route is usable, the server is not reached, or no answer comes within half a period: the next call then
         waits for that answer."""
         clock = self._server.clock
         if self._level and clock() - self._stepped_at > RETRY_S:
             self._level = 0
-        if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        if self._polling is None:
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
         try:
-            done, _ = await asyncio.wait((self._asking,), timeout=self._period_s / 2)
+            done, _ = await asyncio.wait((self._polling,), timeout=self._period_s / 2)
         except asyncio.CancelledError:
-            self._asking.cancel()
+            self._polling.cancel()
             raise
         if not done:
             return None
-        asked, self._asking = self._asking, None
+        asked, self._polling = self._polling, None
         return asked.result()
 
-    async def _ask(self) -> str | None:
+    async def _poll(self) -> str | None:
         while self._server.healthy and not self.bare:
             path, parse = self.routes[self._level]
-            self._asked_at = self._server.clock()
+            self._polled_at = self._server.clock()
             try:
                 await parse(await self.get(path))
                 return path.partition("?")[0]
@@ -116,7 +116,7 @@ class Reader:
 
     async def get(self, path: str) -> bytes:
         """Return the body of the answer. Raises Missing if the status is not 200, aiohttp.ClientError, and OSError."""
-        status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._sessions.key)
+        status, text = await self._sessions.request(self._server, path, PATIENCE_S, self._sessions.key)
         if status != 200:
             raise Missing
         return text
@@ -128,25 +128,25 @@ class KvReader(Reader):
     def __init__(self, instance: DecodeInstance, sessions: Sessions, period_s: float) -> None:
         super().__init__(instance, sessions, period_s)
         self.instance = instance
-        self.routes = ((LOADS, self._take),)
+        self.routes = ((LOADS, self._record_kv),)
         self._own = 0
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
 
     async def read(self) -> None:
         """Poll the server. Drop its last report if it is unhealthy, has no load route, or is silent for PATIENCE_S."""
-        if self._asking is None:
+        if self._polling is None:
             # Requests sent while the server answers are taken as missing in the answer, though it may include them.
             self._own = self.instance.outstanding_tokens
         now = self.instance.clock
-        if await self.ask() is not None:
-            self._told_at = now()
-        elif self.bare or not self.instance.healthy or now() - self._told_at > PATIENCE_S:
+        if await self.poll() is not None:
+            self._reported_at = now()
+        elif self.bare or not self.instance.healthy or now() - self._reported_at > PATIENCE_S:
             self.instance.kv = None
 
-    async def _take(self, text: bytes) -> None:
+    async def _record_kv(self, text: bytes) -> None:
         ranks = read_loads(text)
-        told = [r.num_total_tokens for r in ranks if r.num_total_tokens is not None]
+        reported = [r.num_total_tokens for r in ranks if r.num_total_tokens is not None]
         sizes = [r.max_total_num_tokens for r in ranks]
-        if len(told) < len(ranks) or not min(sizes):
+        if len(reported) < len(ranks) or not min(sizes):
             raise Missing
-        self.instance.kv = Kv(told=sum(told), capacity=sum(sizes), holds=max(sizes), own=self._own)
+        self.instance.kv = Kv(reported=sum(reported), capacity=sum(sizes), largest_rank=max(sizes), own=self._own)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.demand import Spent
+from laps_core.pools.demand import BusySplit
 from laps_core.pools.prefill import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
 from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.protocol import (
@@ -69,19 +69,19 @@ class SignalReader(Reader):
         self.load = IDLE
         self.source = OWN
         """Source of ``load``."""
-        self._spent = Spent()
-        self._busy = self._came = Work()
+        self._busy_split = BusySplit()
+        self._busy = self._arrived = Work()
         self._own_share = 0.0
         """Share of the time in which this router had work in flight at the server (0..1)."""
         self._threshold = threshold
-        self._told = IDLE
+        self._reported = IDLE
         """Load in the latest report."""
-        self._told_at = instance.clock()
+        self._reported_at = instance.clock()
         """Time of that load, by the clock of the instance (seconds)."""
         self._by_rank: Mapping[int, Load] = {}
         self.group: GroupStatus | None = None
         """Plan shared by the server's data-parallel attention ranks, in the latest report; None if there is none."""
-        self._sized: tuple[int, int, float] | None = None
+        self._rank_count: tuple[int, int, float] | None = None
         """Ranks of a stock server, number of ranks that its bootstrap rooms select from, and the time of that
         answer."""
         self._seen: dict[str, tuple[float, float]] = {}
@@ -91,13 +91,13 @@ class SignalReader(Reader):
         """Refresh ``load``: from the server's report, from its last report if a new report is late, or from this
         router's own statistics if the server is unhealthy or does not report."""
         i, own = self.instance, self._own()
-        route = await self.ask()
+        route = await self.poll()
         if route != STATUS_ROUTE:
             self.group = None
         if route != STATUS_ROUTE and self._level:
-            i.take(None)
-            i.is_known(False, None, None)
-            i.remembers(None)
+            i.adopt_record(None)
+            i.set_capabilities(False, None, None)
+            i.set_cache_size(None)
             if i.outlook.arrivals.lengths:
                 i.outlook.arrivals.forget()
         if route is None and not self.bare and self.source != OWN and i.healthy:
@@ -106,29 +106,29 @@ class SignalReader(Reader):
         if route is None:
             self._by_rank = {}
             if self.bare:
-                i.spread(1)
-            self._take(own)
-        self.source, self.load = route or OWN, self._told
+                i.set_rank_count(1)
+            self._record_load(own)
+        self.source, self.load = route or OWN, self._reported
 
     def _aged(self, own: Load) -> Load:
         """Return the last reported load, with the backlog halved every SPAN_S, but at least this router's own
         backlog."""
-        rest = self._told.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._told_at) / SPAN_S)
-        return structs.replace(self._told, backlog_tokens=max(own.backlog_tokens, rest))
+        rest = self._reported.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._reported_at) / SPAN_S)
+        return structs.replace(self._reported, backlog_tokens=max(own.backlog_tokens, rest))
 
-    def _take(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
+    def _record_load(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
         """Take in a report of ``age_s`` seconds ago, and pass it on to the choice of a server at once, because this
         router's own share changes quickly. ``counted_at``: its time by the clock of its counters (seconds)."""
         i, arrivals = self.instance, self.instance.outlook.arrivals
         at = i.clock() - age_s
-        self._told, self._told_at = load, at
-        _tell_others(at, i, load, len(i.places))
+        self._reported, self._reported_at = load, at
+        _record_others_work(at, i, load, len(i.places))
         for p in i.places:
             if p.rank is not None:
-                _tell_others(at, p, self._by_rank.get(p.rank.number, IDLE))
+                _record_others_work(at, p, self._by_rank.get(p.rank.number, IDLE))
         counted_at = at if counted_at is None else counted_at
-        self._busy = self._spent.since(counted_at, load.busy_share, load.busy_s, i.outlook)
-        self._came = arrivals.since(counted_at if arrivals.lengths else at)
+        self._busy = self._busy_split.since(counted_at, load.busy_share, load.busy_s, i.outlook)
+        self._arrived = arrivals.since(counted_at if arrivals.lengths else at)
 
     def signals(self) -> InstanceSignals:
         """Return the signals for the controller."""
@@ -141,7 +141,7 @@ class SignalReader(Reader):
             outstanding=i.outstanding_tokens,
             busy=self._busy,
             # A server with LAPS that does not count requests may also serve other routers: then its busy time counts.
-            came=self._came if self.source != STATUS_ROUTE or i.outlook.arrivals.lengths else None,
+            arrived=self._arrived if self.source != STATUS_ROUTE or i.outlook.arrivals.lengths else None,
             waiting=i.outlook.waiting(i.clock()),
             parks=i.outlook.parks,
         )
@@ -150,19 +150,19 @@ class SignalReader(Reader):
         said, i = read_status(text), self.instance
         if said.load is None:
             raise Missing
-        if self._asked_at >= i.taken_at:
+        if self._polled_at >= i.record_at:
             # Otherwise the answer may be older than a record that this router has set meanwhile.
-            i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
-        i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
-        i.is_known(True, said.model, said.longest)
-        i.remembers(said.holds)
+            i.adopt_record(said.pool if isinstance(said.pool, PoolRecord) else None)
+        i.set_rank_count(1 if said.dp_size is msgspec.UNSET else said.dp_size)
+        i.set_capabilities(True, said.model, said.longest)
+        i.set_cache_size(said.holds)
         ranks = [] if said.ranks is msgspec.UNSET else said.ranks
         self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
         self.group = next((r.group for r in ranks if r.group is not None and r.group.on), None)
         if said.lengths is not None:
-            i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
+            i.outlook.arrivals.add_counts(said.lengths, i.outlook.model, self._threshold)
         # The server's own clock distinguishes a cached answer from a new one.
-        self._take(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
+        self._record_load(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
 
     async def _loads(self, text: bytes) -> None:
         ranks = read_loads(text)
@@ -171,13 +171,13 @@ class SignalReader(Reader):
             raise Missing
         busy_s = sum(r.total_prefill_busy_us for r in ranks) / len(ranks) / 1e6
         share = self._share("theirs", busy_s)
-        share = self._told.busy_share if share is None else share
-        self.instance.spread(await self._size(len(ranks)))
+        share = self._reported.busy_share if share is None else share
+        self.instance.set_rank_count(await self._size(len(ranks)))
         # The host memory may hold more cached tokens, but the server does not report them.
-        self.instance.remembers(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
+        self.instance.set_cache_size(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
-        self.instance.outlook.seen(share > self._own_share + OTHERS)
-        self._take(self._load(sum(waiting), share))
+        self.instance.outlook.set_shared(share > self._own_share + OTHERS)
+        self._record_load(self._load(sum(waiting), share))
 
     async def _size(self, ranks: int) -> int:
         """Return the number of ranks that a stock server selects from by bootstrap room; 1 if it uses another method or
@@ -185,7 +185,7 @@ class SignalReader(Reader):
         if ranks == 1:
             return 1
         now = self.instance.clock()
-        if self._sized is None or self._sized[0] != ranks or now - self._sized[2] > RETRY_S:
+        if self._rank_count is None or self._rank_count[0] != ranks or now - self._rank_count[2] > RETRY_S:
             try:
                 said = read(await self.get(SERVER_INFO), _ServerInfo)
                 size = said.dp_size * said.attn_dp_size if said.load_balance_method == BY_ROOM else 1
@@ -193,8 +193,8 @@ class SignalReader(Reader):
                 size = 1
             except (aiohttp.ClientError, OSError):
                 return len(self.instance.places)
-            self._sized = ranks, size, now
-        return self._sized[1]
+            self._rank_count = ranks, size, now
+        return self._rank_count[1]
 
     async def _metrics(self, text: bytes) -> None:
         found = _QUEUE.findall(text)
@@ -202,9 +202,9 @@ class SignalReader(Reader):
             raise Missing
         i = self.instance
         mean = i.served_tokens / i.served if i.served else 0.0
-        i.spread(1)
+        i.set_rank_count(1)
         self._by_rank = {}
-        self._take(self._load(sum(map(float, found)) * mean, self._own_share))
+        self._record_load(self._load(sum(map(float, found)) * mean, self._own_share))
 
     def _own(self) -> Load:
         share = self._share(OWN, self.instance.busy_seconds())
@@ -227,12 +227,12 @@ class SignalReader(Reader):
         return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
 
 
-def _tell_others(now: float, place: Place, load: Load, ranks: int = 1) -> None:
+def _record_others_work(now: float, place: Place, load: Load, ranks: int = 1) -> None:
     """Report other routers' part of ``load`` to the outlook of ``place``; for several ``ranks``, their mean."""
     said, outlook = load.backlog_s, place.outlook
     if said is not None:
-        outlook.told(now, said.short, said.long)
+        outlook.record_work(now, said.short, said.long)
     else:
         # The outlook already knows this router's own tokens.
         rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
-        outlook.told_others(now, place.pool, rest_s / ranks)
+        outlook.record_others_work(now, place.pool, rest_s / ranks)

@@ -130,7 +130,7 @@ class Sessions:
             )
         return session
 
-    async def ask(
+    async def request(
         self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
     ) -> Answer:
         """Send a query of the router itself, with ``key`` as its authorization. Raises aiohttp.ClientError and
@@ -142,12 +142,12 @@ class Sessions:
         ) as response:
             return response.status, await response.read()
 
-    async def tell(
+    async def post(
         self, instance: Instance, path: str, key: str | None, timeout_s: float, body: Any = None
     ) -> Answer | None:
         """POST ``body`` and return the answer; None if ``instance`` is not reached."""
         try:
-            return await self.ask(instance, path, timeout_s, key, "POST", json=body)
+            return await self.request(instance, path, timeout_s, key, "POST", json=body)
         except (aiohttp.ClientError, OSError) as e:
             logger.debug("%s at %s: %s", path, instance.url, e)
             return None
