@@ -280,7 +280,7 @@ class Stack:
                 await asyncio.sleep(0.005)
 
     async def load(self, ended: asyncio.Event, clients: int = 4) -> Counter[int]:
-        """How requests end, short and long, that so many clients make one after the other until ``ended``."""
+        """Send short and long requests from ``clients`` clients until ``ended``; return answers by status."""
         found: Counter[int] = Counter()
 
         async def ask() -> None:

@@ -112,7 +112,7 @@ def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> Non
             short, long = s.pool("short")[0], s.pool("long")[0]
             short.gate.clear()
             long.gate.clear()
-            # As by another router, on another prefill server: here one leg of a second request runs, one is refused.
+            # Another router's request: of a second request with its id, one leg runs and one is refused.
             first = asyncio.create_task(
                 s.client.post(f"{s.decodes[0].url}/generate", json={"rid": hashed("mine"), "bootstrap_room": 1})
             )
@@ -235,7 +235,7 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
 
 
 def test_an_unknown_id_and_all_go_to_every_server() -> None:
-    """Another router may have the request, under an id that starts with the client's id."""
+    """Another router may have the request, under the id that is derived from the client's id."""
 
     async def run() -> None:
         async with strict(2, 2, args={"api_key": "admin"}) as s:

@@ -12,7 +12,7 @@ from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
 LIMIT_S = 1500.0
-"""A minute or two of it are load; servers start, and start again, while other tests may have the cores."""
+"""Time limit (seconds): a minute or two of load, and starts of servers while other tests may use the cores."""
 
 
 @pytest.mark.timeout(LIMIT_S + 120)

@@ -58,7 +58,7 @@ def test_a_stream_that_stands_still_ends_as_that_of_a_server_that_dies(deaf: boo
 
 
 class CarefulDecode(FakeDecode):
-    """Sends an event whose lines end as ``ends`` says, piece by piece, and waits to be told before it ends."""
+    """Decode server that sends an event with line ends ``ends`` in pieces and ends when the test says so."""
 
     pieces = (b'data: {"text"', b': "t0"}\r', b"\n\r\n")
 

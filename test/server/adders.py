@@ -1,4 +1,4 @@
-"""SGLang's own PrefillAdder without a server: what it needs of a pool, a prefix cache and a request."""
+"""SGLang's own PrefillAdder without a server: the pool, prefix cache and request fields that it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_laps.classes import Tag
 
 
 class Cache:
-    """A prefix cache that holds nothing, over a pool with `free` tokens."""
+    """Empty prefix cache over a pool with `free` KV tokens."""
 
     disable = False
     buffer_pipeline = None
@@ -46,7 +46,7 @@ class Cache:
 
 
 class Prompt:
-    """A request, as far as the stock adder looks at it."""
+    """Request with the fields that the stock adder reads."""
 
     def __init__(self, tokens: int) -> None:
         self.full_untruncated_fill_ids = range(tokens)
@@ -67,7 +67,7 @@ class Prompt:
 
 
 def request(tokens: int) -> Any:
-    """A request that waits, with so many new tokens."""
+    """Return a waiting request with this number of new tokens."""
     req: Any = Prompt(tokens)
     req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
     return req
@@ -75,7 +75,7 @@ def request(tokens: int) -> Any:
 
 @pytest.fixture
 def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
-    """adder(page_size, chunk_tokens): a stock adder; while it is in use they need no running server."""
+    """Return adder(page_size, chunk_tokens), which makes a stock adder that needs no running server."""
     from sglang.srt.managers import schedule_policy
 
     features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
@@ -92,8 +92,9 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
 
 
 def filled(make: Any, cache: Cache, queue: list[Any], chunk: int, begun: Any = None) -> tuple[Any, Any]:
-    """Return what SGLang's own builder does with what it is shown: (the adder, with its batch; the prompt that goes on
-    after it). `make`: of the adder. `begun`: a prompt between two chunks."""
+    """Build a batch like SGLang's builder. Return (the adder with its batch, the prompt that continues after it).
+
+    `make`: class of the adder. `queue`: waiting requests. `begun`: a prompt between two chunks."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     made = make(1, cache, cache, None, 1.0, 1 << 20, chunk)
@@ -111,25 +112,25 @@ def filled(make: Any, cache: Cache, queue: list[Any], chunk: int, begun: Any = N
 
 @dataclass(frozen=True)
 class Loads:
-    """SGLang's counter of what waits."""
+    """SGLang's counter of waiting tokens."""
 
     get_waiting_queue: Any = None
     get_chunked_req: Any = None
 
 
 class Alone:
-    """One rank."""
+    """Ranks of a scheduler that has one rank."""
 
     leader, stages, min_divisible_tokens = True, 1, 0
 
     def agree(self, plan: Plan) -> Plan:
-        """Return its own plan."""
+        """Return the plan unchanged."""
         return plan
 
 
 def builder(scheduler: Any, core: Any, stock: Any) -> Any:
-    """Return the builder of a scheduler of one rank whose batches cannot be cut into slices; `stock`: its own way to
-    the next batch."""
+    """Return the builder of a one-rank scheduler whose batches cannot run in slices. `stock`: SGLang's function that
+    builds the next batch."""
     from sglang_laps.builder import Builder
 
     alone: Any = Alone()

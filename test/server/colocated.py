@@ -1,4 +1,4 @@
-"""Servers that prefill and decode and pause wherever they can, and what is asked of them."""
+"""Servers that prefill and decode and pause as often as possible, with requests and checks for them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids
 from .slicing import SHAPE
 
 MANY = "LAPS_COLOCATED_REQUESTS"
-"""How many mixed requests; then two tensor-parallel ranks serve them, too."""
+"""Environment variable: number of mixed requests. If set, also servers with two TP ranks and more loops are tested."""
 COUNT = int(os.environ.get(MANY, "48"))
 EVERY_PAUSE = (
     *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600", "--schedule-conservativeness", "0.01"),
     *("--grammar-backend", "xgrammar"),  # on the host platform there is none by default
     *("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0, "tbt_ms": 1.0})),
 )
-"""A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
-more streams than it holds, where they may end early."""
+"""Arguments for a pause after each layer and as many decode steps in pauses as the prompts' share allows. Memory is
+small and overcommitted to streams that may end early."""
 LOOPS: dict[str, tuple[str, ...]] = {"overlap": (), **({"normal": NORMAL_LOOP} if MANY in os.environ else {})}
-"""Event loops of servers that are tried in both of them with MANY: name, flags."""
+"""Flags by name of the event loop; both loops only if MANY is set."""
 TWO_RANKS, TWO_CORES = ("--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 SETUPS = [
     Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=shape, mode="null")
@@ -60,14 +60,14 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Asked:
-    """One request, and what became of it."""
+    """One request and its result."""
 
     rid: str
     prompt: list[int]
     new: int
     at_s: float
     leaves_s: float | None = None
-    """The client leaves, or aborts, after so long."""
+    """Time after which the client disconnects, or aborts (seconds); None if the client stays."""
     aborts: bool = False
     logprobs: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Asked:
     probabilities: list[float] = field(default_factory=list)
     end: Any = None
     cached: Any = None
-    """Tokens that were found in a cache, by where."""
+    """Cached prompt tokens, by kind of cache."""
     steps: int = 0
-    """Verifications of drafts that the answer took."""
+    """Number of draft verifications for the answer."""
     retractions: int = 0
-    """How often its stream was retracted."""
+    """Number of retractions of the stream."""
 
     def body(self) -> dict[str, Any]:
-        """Return what ``/generate`` is sent."""
+        """Return the body for ``/generate``."""
         sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True, **self.sampling}
         body = {"input_ids": self.prompt, "rid": self.rid, "stream": True, "sampling_params": sampling}
         body |= {} if self.adapter is None else {"lora_path": self.adapter}
@@ -110,7 +110,7 @@ class Asked:
                     self.probabilities = [p for p, *_ in said["meta_info"].get("output_token_logprobs", ())]
 
     async def come(self, http: Any, url: str) -> None:
-        """The same when its time has come, and no longer than its client stays."""
+        """Send the request at its time; disconnect or abort if the client leaves before the end."""
         await asyncio.sleep(self.at_s)
         if self.leaves_s is None:
             await self.ask(http, url)
@@ -127,7 +127,7 @@ class Asked:
 
 
 def mixed(seed: int, count: int, name: str, spread_s: float) -> list[Asked]:
-    """Streams, long prompts and short ones, with some begins in common."""
+    """Return streams, long prompts and short prompts, some with a common prefix."""
     rng, document = random.Random(seed), ids(seed, 400)
 
     def one(i: int) -> Asked:
@@ -141,13 +141,13 @@ def mixed(seed: int, count: int, name: str, spread_s: float) -> list[Asked]:
 
 
 def some_leave(asked: list[Asked], rng: random.Random) -> None:
-    """A third of the clients leave or abort."""
+    """Let a third of the clients disconnect or abort."""
     for a in asked[::3]:
         a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
 
 
 def with_features(asked: list[Asked], every: int = 1) -> list[Asked]:
-    """Every so many of these, with penalties, a grammar or log-probabilities by turns; it returns those."""
+    """Give every ``every``-th request penalties, a grammar or log-probabilities, in turn, and return these requests."""
     found = asked[every - 1 :: every]
     for i, a in enumerate(found):
         kind, turn = i % 3, i // 3 % 3
@@ -157,7 +157,7 @@ def with_features(asked: list[Asked], every: int = 1) -> list[Asked]:
 
 
 def retractions(prefill: Prefill) -> int:
-    """Return how often the server has told of a retraction."""
+    """Return the number of retractions in the server's log."""
     return prefill.server.log.read_text(errors="replace").count("Retract requests")
 
 
@@ -178,18 +178,18 @@ async def one_by_one(prefill: Prefill, asked: list[Asked], clients: int) -> None
 
 
 def alone(prefill: Prefill, asked: list[Asked], name: str = "alone", clients: int = 1) -> list[Asked]:
-    """Send the same requests one at a time, from clients that stay. ``clients``: how many at a time; memory must hold
-    what all of them need."""
+    """Send the same requests again, without disconnects, and return them. ``clients``: number of requests at a time,
+    which must all fit into memory."""
     again = [replace(a, rid=f"{a.rid}-{name}", leaves_s=None, tokens=[], probabilities=[], end=None) for a in asked]
     asyncio.run(one_by_one(prefill, again, clients))
     return again
 
 
 def must_be_as(asked: list[Asked], expected: list[Asked]) -> None:
-    """All that came is what came to the others, and all of it came to those who stayed."""
+    """Require that all received tokens equal the expected ones, and that clients that stayed received all tokens."""
     for a, b in zip(asked, expected, strict=True):
         if a.aborts and len(a.tokens) == 1 and a.sampling in GRAMMARS:
-            continue  # aborted before its grammar was ready: SGLang ends it by a pass over a prompt of one token
+            continue  # aborted before its grammar was ready: SGLang ends such a request with a one-token pass
         said = f"{a.rid}, a prompt of {len(a.prompt)} tokens, {a.sampling} {a.end}"
         assert a.tokens == (b.tokens if a.leaves_s is None else b.tokens[: len(a.tokens)]), said
         assert a.probabilities == pytest.approx(b.probabilities[: len(a.probabilities)], abs=1e-3), said
@@ -197,7 +197,7 @@ def must_be_as(asked: list[Asked], expected: list[Asked]) -> None:
 
 
 def must_be_right(asked: list[Asked], reference: Reference) -> None:
-    """All that came is as it should be, and all of it came to those who stayed."""
+    """Require that all received tokens are right, and that clients that stayed received all tokens."""
     for a in asked:
         if a.leaves_s is None:
             assert len(a.tokens) == a.new or a.end["type"] == "stop", (a.rid, a.end)
@@ -205,7 +205,7 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
 
 
 def until_pauses_are_used(prefill: Prefill, reference: Reference) -> None:
-    """Serve mixed requests, of which a third leave or abort, until decode steps and short batches run in pauses."""
+    """Serve mixed requests, a third of which leave or abort, until decode steps and short batches run in pauses."""
     before = prefill.get("/laps_status")
 
     def once(i: int) -> bool:
@@ -224,7 +224,7 @@ def until_pauses_are_used(prefill: Prefill, reference: Reference) -> None:
 
 
 def until_streams_are_retracted(prefill: Prefill, reference: Reference) -> None:
-    """Serve more streams than memory holds, and long prompts beside them, until some are retracted."""
+    """Serve more streams than fit into memory, plus long prompts, until a stream is retracted."""
     before = retractions(prefill)
 
     def once(i: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def mixin() -> Any:
-    """Class that LAPS puts before SGLang's scheduler. Imported when it is needed: SGLang takes its time."""
+    """Return the mixin that LAPS puts before SGLang's scheduler. Imported late because SGLang's import is slow."""
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     from sglang_laps.scheduler import LapsPrefillMixin
 

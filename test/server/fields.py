@@ -1,4 +1,4 @@
-"""Fields of a stock scheduler that LAPS touches, without SGLang's own: for tests that need no server."""
+"""Scheduler with only the fields that LAPS touches, for tests without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .adders import Alone, Loads, builder
 
 
 class Fields:
-    """Fields of the stock scheduler that LAPS touches, and LAPS over them."""
+    """Fields of the stock scheduler that LAPS touches, with LAPS on top."""
 
     enable_staging = False
     enable_overlap = False
@@ -37,6 +37,6 @@ class Fields:
 
     @property
     def in_progress(self) -> list[Any]:
-        """Prompts between two of their chunks."""
+        """Return the prompts that are between two chunks."""
         found: list[Any] = self.laps.core.lines([], self.chunked_req).begun
         return found

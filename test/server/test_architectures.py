@@ -15,7 +15,7 @@ from served import CHUNK, Prefill, Reference, Setup, ask, checkpoint, ids, on
 from .slicing import CACHED
 
 CLOSE = 1e-3
-"""Between two computations in float32, of a logarithm of a probability."""
+"""Tolerance of a log-probability between two float32 computations."""
 ONE_STEP = (
     *("--speculative-num-steps", "1", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"),
     "--speculative-algorithm",
@@ -26,7 +26,7 @@ TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def stock(architecture: str, *args: str, name: str = "", **more: Any) -> Setup:
-    """A prefill server without LAPS that caches prefixes."""
+    """Return the setup of a prefill server without LAPS that caches prefixes."""
     return Setup(f"stock-{architecture}{name}", args, {**CACHED, **more.pop("env", {})}, architecture, **more)
 
 
@@ -43,19 +43,19 @@ def eagle_args(base: Path) -> list[str]:
 
 
 def layers_args(base: Path) -> list[str]:
-    """Each further token has a layer of its own."""
+    """Return arguments for a draft with its own layer for each further token."""
     made = adapters.next_tokens_of_mimo(base.parent, base)
     return ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(made)]
 
 
 DRAFTS = (stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),)
 TOGETHER = (stock("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
-"""Served here only: others run with LAPS, in ``test_slices_models``."""
+"""Setup that runs only here; ``test_slices_models`` runs the others with LAPS."""
 pytestmark = on(*DRAFTS, *TOGETHER)
 
 
 async def first_tokens(prefill: Prefill, prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """The answers to all prompts, sent at once; rooms alternate between data-parallel ranks."""
+    """Send all prompts at once and return the answers. Bootstrap rooms alternate between DP ranks."""
 
     async def one(http: Any, i: int) -> dict[str, Any]:
         body = ask(1000 + i, prompts[i]) | {"return_logprob": True}
@@ -75,7 +75,7 @@ def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) 
 
 
 def with_adapters(reference: Reference) -> dict[str | None, Reference]:
-    """The reference without an adapter, and with each of the two merged into it, by name."""
+    """Return references by adapter name: without an adapter (None), and with each of the two adapters merged."""
     models: dict[str | None, Reference] = {None: reference}
     for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
         models[f"adapter{i}"] = merged = reference.apart(f"adapter{i}")

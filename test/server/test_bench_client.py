@@ -1,4 +1,4 @@
-"""The comparison's client on a real prefill server."""
+"""Client of ``benchmark.serve`` on a real prefill server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = on(NORMAL)
 
 
 class Up:
-    """A server in the place of a fleet."""
+    """One server in place of a fleet."""
 
     def __init__(self, prefill: Prefill) -> None:
         self.url = Target.of(prefill.server.url)
@@ -49,7 +49,7 @@ def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path)
     assert len(seen) == figures["short"]["requests"] + figures["long"]["requests"] > 0
     assert {r["new_tokens"] for r in seen if r["kind"] == "long"} <= {"1024"}
     assert all(float(r["ttft_ms"]) > 0 for r in seen)
-    # The server has counted at least those; the rest is what measured the machine.
+    # The server has counted at least these requests; further ones measured the machine.
     after = prefill.totals()
     for kind in ("short", "long"):
         assert after[kind]["requests"] - before[kind]["requests"] >= figures[kind]["requests"]

@@ -1,4 +1,4 @@
-"""One slot for a prompt between two chunks, and others parked beside it: each is sent, ended and aborted once."""
+"""SGLang's slot for a prompt between two chunks, and parked prompts: each is sent, ended and aborted once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fields import Fields, Request
 
 
 class Sender:
-    """The end of a transfer that no decode server has joined yet."""
+    """Sender of a transfer that no decode server has joined yet."""
 
     def __init__(self) -> None:
         from sglang.srt.disaggregation.base.conn import KVPoll
@@ -25,7 +25,7 @@ class Sender:
 
 
 class Parks(Fields):
-    """Scheduler, as far as SGLang's chunk handling needs it, that has parked an optimistic prefill."""
+    """Scheduler fields for SGLang's chunk handling, with parked optimistic prefills."""
 
     attn_cp_cpu_group = attn_tp_cpu_group = None
 
@@ -55,7 +55,7 @@ def optimistic() -> Any:
 
 @pytest.fixture
 def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """parks(held, parked): SGLang's own chunk handling under LAPS."""
+    """Return parks(held, parked), which makes SGLang's own chunk handling under LAPS."""
     from sglang.srt.disaggregation import prefill
 
     monkeypatch.setattr(
@@ -66,7 +66,7 @@ def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(parks: Any, held: bool) -> None:
-    """In the slot, or parked beside it."""
+    """Checked for a prompt in the slot and for a parked prompt."""
     from sglang.srt.disaggregation.base.conn import KVPoll
 
     one, other = optimistic(), optimistic()
@@ -93,7 +93,7 @@ def test_a_chunk_is_sent_once(parks: Any) -> None:
 
 
 class Aborts(Fields):
-    """SGLang's end of an aborted prompt in the slot, as far as LAPS relies on it."""
+    """Simplified model of how SGLang ends an aborted prompt in its slot."""
 
     def __init__(self, held: Any, parked: Sequence[Any]) -> None:
         super().__init__([], held, parked)
@@ -148,7 +148,7 @@ def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mi
 
 
 def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With SGLang's own list of what is late: it knows batches alone."""
+    """SGLang's own search for timed-out requests, which looks only at batches."""
     from sglang.srt.environ import envs
     from sglang.srt.managers import scheduler
 
@@ -174,7 +174,7 @@ def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monke
 
 
 def test_the_load_counts_what_is_parked() -> None:
-    """With SGLang's own counters: /v1/loads, and the log line of a batch."""
+    """Checked with SGLang's own counters: /v1/loads, and the log line of a batch."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers.scheduler_components.load_inquirer import SchedulerLoadInquirer
 

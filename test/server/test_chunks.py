@@ -1,5 +1,5 @@
-"""Cuts of long prompts: SGLang rounds a cut down to its pages and its alignment, and what it rounds to nothing would
-never start."""
+"""Chunks of long prompts: SGLang rounds a chunk down to pages and alignment; a chunk rounded to nothing would never
+start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVER_CHUNK = 10_000 // 64 * 64
 def test_every_long_prompt_runs_to_its_end_in_whole_units(
     adder: Callable[[int, int], Any], page: int, align: int | None, layers: int, token_s: float | None
 ) -> None:
-    """Chunks are the server's, or, without slices, as long as the gap: both cut where SGLang can cut."""
+    """Chunks have the server's size or, without slices, the length of the gap; SGLang can cut at both."""
     unit = {(1, 4096): 4096, (64, 4096): 4096, (48, 4096): 12288, (64, 96): 192}.get((page, align or 0), page)
     assert unit_of(page, align) == unit
     server_chunk = max(SERVER_CHUNK, unit)
@@ -51,5 +51,5 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
 
 
 def costing(token_s: float) -> LatencyModel:
-    """A model that knows what a token and a step cost."""
+    """Return a latency model with this time per token (seconds) and a fixed time per step."""
     return LatencyModel(Coefficients(0.0, token_s, 0.0, 0.0, 0.005))

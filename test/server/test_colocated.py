@@ -1,5 +1,5 @@
-"""Servers that prefill and decode, under load: decode steps and short batches in the pauses of long prompts, and every
-token as it is alone."""
+"""Servers that prefill and decode, under load: decode steps and short batches run in pauses of long prompts, and every
+token is the same as without load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
         asyncio.run(at_once(prefill, asked))
         after = prefill.get("/laps_status")
         assert after["enabled"], after["reason"]
-        # Prefill time is told without that of the steps in its pauses, and steps apart.
+        # Reported prefill time excludes the decode steps in pauses, which are reported separately.
         tbt = after["decode"]["tbt_ms"]
         assert tbt["p50"] <= tbt["p99"] <= tbt["longest"]
         busy_s = [s["decode"]["busy_s"] + sum(of["busy_s"] for of in s["totals"].values()) for s in (before, after)]
@@ -46,7 +46,7 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
         must_be_right([a for a in asked if a not in other], reference)
         prefill.all_tokens_are_free()
         assert prefill.get("/laps_status")["in_progress"] == 0
-        # How many depends on what else the machine does; two ranks agree on each step, and come to fewer.
+        # The number depends on the load of the machine; two ranks must agree on each step and run fewer.
         steps = after["decode"]["steps_in_pauses"] - before["decode"]["steps_in_pauses"]
         preempted = after["preemption"]["by_short_batches"] - before["preemption"]["by_short_batches"]
         if steps <= COUNT // 20 or not preempted:

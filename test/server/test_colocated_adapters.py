@@ -1,5 +1,5 @@
-"""Servers that prefill and decode with LoRA adapters: streams of one adapter go on in the pauses of a prompt of
-another."""
+"""Servers that prefill and decode with LoRA adapters: streams of one adapter continue in the pauses of a prompt of
+another adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .colocated import COUNT, EVERY_PAUSE, LOOPS, at_once, mixed, must_be_right,
 from .test_architectures import lora_args, with_adapters
 
 TWO_SLOTS = ("--max-loras-per-batch", "2")
-"""One less than there are: the model without an adapter takes a slot, too."""
+"""Arguments for one slot fewer than needed: requests without an adapter need a slot, too."""
 SETUPS = tuple(
     Setup(f"colocated-lora-{name}", (*LAPS, *EVERY_PAUSE, *TWO_SLOTS, *flags), {}, "qwen2", lora_args, mode="null")
     for name, flags in LOOPS.items()

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
 
 
 def must_be_right(asked: list[Asked], reference: Reference) -> None:
-    """Every token is the most probable one, or as good as that; and all of them came to those who stayed."""
+    """Require that every token has (nearly) the highest probability, and that clients that stayed got all tokens."""
     for a in asked:
         assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
         if a.tokens:

@@ -1,5 +1,5 @@
-"""Servers that prefill and decode with a draft model: in the pauses of long prompts they draft and verify, and every
-token is as it is alone."""
+"""Servers that prefill and decode with a draft model: they draft and verify in the pauses of long prompts, and every
+token is the same as without load."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ STATES, STATES_TREE = (
     )
     for name, flags in (("", CHAIN), ("-tree", (*TREE, *NORMAL_LOOP)))
 )
-"""Most of the target's layers are linear attention: they keep a state for each token of a draft."""
+"""Servers whose target has mostly layers of linear attention, which keep a state for each token of a draft."""
 SEVERAL_LAYERS = Setup(
     "colocated-drafts-mimov2",
     (*LAPS, *EVERY_PAUSE, *CHAIN),
@@ -92,7 +92,7 @@ SEVERAL_LAYERS = Setup(
     more=layers_args,
     mode="null",
 )
-"""Each further token has a layer of its own, which sees a window alone, as most of the target's layers do."""
+"""Servers whose draft has a layer for each further token; these layers and most target layers see only a window."""
 FITTED = (
     *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
     STATES,
@@ -101,8 +101,8 @@ FITTED = (
 )
 """Servers whose draft is often right."""
 WINDOWS = Setup("colocated-drafts-eagle3", (*LAPS, *EVERY_PAUSE, *CHAIN), {}, "gptoss", eagle3_args, mode="null")
-"""Half of the target's layers see a window alone, and have KV of their own. The length of drafts, and with it the
-target's attention backend, changes with the number of streams."""
+"""Server whose target has sliding-window attention, with its own KV pool, in half of the layers. The length of
+drafts, and with it the target's attention backend, changes with the number of streams."""
 SETUPS = (*FITTED, STATES_TREE, WINDOWS, served("standalone", *CHAIN, more=standalone_args), NEXTN)
 pytestmark = [
     pytest.mark.timeout(900),
@@ -112,7 +112,7 @@ pytestmark = [
 
 
 def status(prefill: Prefill) -> tuple[int, int, int]:
-    """Steps in pauses, short batches that preempted, and passes that were abandoned, so far."""
+    """Return the numbers of decode steps in pauses, of preemptions by short batches, and of abandoned passes."""
     said = prefill.get("/laps_status")
     assert said["enabled"], said["reason"]
     decode = said["decode"]
@@ -139,8 +139,8 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
 
 @on(*FITTED)[0]
 def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tmp_path: Path) -> None:
-    """So are the steps that each answer takes: what the draft model has computed is whole."""
-    # Those who like what they have said already show each count: otherwise hardly a token comes twice.
+    """The number of steps of each answer is also the same, so the draft model's KV is complete."""
+    # A negative penalty favours repeated tokens and so shows each count; otherwise hardly a token repeats.
     features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {"frequency_penalty": -2.0})
     asked = mixed(3, 18, f"features-{prefill.setup.name}", 1.0)
     for i, a in enumerate(asked):
@@ -158,7 +158,7 @@ def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tm
 
 @on(*FITTED)[0]
 def test_grammars_go_on_in_the_pauses_of_the_batch_that_follows(prefill: Prefill) -> None:
-    """In the overlap loop the result of their prompt is queued when that batch begins."""
+    """In the overlap loop the result of the grammar's prompt is still queued when the following batch starts."""
     name, asked = f"grammar-{prefill.setup.name}", list[Asked]()
     for i in range(6):
         asked.append(Asked(f"{name}-{i}-x", ids(700 + i, 60), 60, 0.4 * i, sampling=dict(GRAMMARS[i % 2])))

@@ -1,5 +1,5 @@
-"""Servers that prefill and decode: what SGLang keeps for each stream beside its tokens (penalties, grammars,
-log-probabilities), and prompts that are aborted while they are paused."""
+"""Servers that prefill and decode: SGLang's further state of each stream (penalties, grammars, log-probabilities), and
+prompts that are aborted while paused."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_scores_beside_streams_and_long_prompts_are_those_of_transformers(
 
 
 def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: Prefill, reference: Reference) -> None:
-    """In pauses, too: long prompts hold the memory that streams lack. Stock SGLang begins to count anew; here a request
-    has the answer that it has alone."""
+    """Also in pauses: long prompts hold the memory that streams lack. Stock SGLang starts new penalty counts after a
+    retraction; under LAPS a request gets the same answer as alone."""
     before = retractions(prefill)
 
     def once(i: int) -> bool:
         name, seed = f"counts-{i}-{prefill.setup.name}", 840 + 1000 * i
-        # All at once, and so long that the first is not done when the last begins, unless the machine is held up.
+        # All at once, and so long that the first still runs when the last begins, unless the machine is busy.
         asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 110, 0.0) for i in range(14)]
         for i, a in enumerate(asked):
             a.sampling = {"ignore_eos": False, **((*FEATURES, {"regex": "[a-z ]{200,300}"}, {})[i % 5])}
@@ -102,14 +102,14 @@ def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: P
 
 
 def test_an_abort_ends_a_paused_prompt_at_its_next_pause(prefill: Prefill, reference: Reference) -> None:
-    """The memory of the prompt is free, nothing of what it computed is anybody's prefix, and streams go on."""
+    """The prompt's memory becomes free, no request reuses its incomplete KV as a prefix, and streams continue."""
     before = prefill.get("/laps_status")["decode"]["abandoned_passes"]
 
     def once(i: int) -> bool:
         rng, name, seed = random.Random(4), f"mid-pass-{i}-{prefill.setup.name}", 900 + 1000 * i
         streams = [Asked(f"{name}-stream-{i}-x", ids(seed + i, 100), 150, 0.0) for i in range(2)]
         streams[1].sampling = FEATURES[0]
-        # Within one chunk, and in several.
+        # Prompts of one chunk, and of several.
         prompts = [ids(seed + 10 + i, 950 if i % 2 else 2500) for i in range(24)]
         aborted = [
             Asked(f"{name}-{i}-x", p, 4, 0.1 + 0.1 * i, leaves_s=0.1 * rng.random(), aborts=True)
@@ -120,7 +120,7 @@ def test_an_abort_ends_a_paused_prompt_at_its_next_pause(prefill: Prefill, refer
         must_be_right([*streams[:1], *aborted], reference)
         gone = [a for a in aborted if not a.tokens]
         assert all(a.end is None or a.end["type"] == "abort" for a in gone)
-        # Their prefixes, if they are cached at all, are whole.
+        # If prefixes of aborted prompts are cached, they are complete.
         must_be_right(alone(prefill, gone[:6]), reference)
         must_be_as(streams[1:], alone(prefill, streams[1:]))
         prefill.all_tokens_are_free()

@@ -1,5 +1,5 @@
-"""Servers that prefill and decode with what keeps memory beyond a request: prefixes on the host (HiCache), sessions, a
-limit of running requests."""
+"""Servers that prefill and decode with memory kept beyond a request (HiCache prefixes on the host, sessions), or with
+a limit of running requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def steps_in_pauses(prefill: Prefill) -> int:
 
 
 async def until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int:
-    """Return the most requests that the server ran at a time, as it said meanwhile."""
+    """Wait for ``running``; return the largest number of running requests that the server has reported meanwhile."""
     most = 0
     async with load.session() as http:
         while not running.done():
@@ -58,7 +58,7 @@ def test_prefixes_come_back_from_the_host_while_streams_go_on(prefill: Prefill, 
         seed, name = 2000 + 100 * i, f"host-{i}-{prefill.setup.name}"
         documents = [ids(seed + i, 1400) for i in range(6)]
         kept = [Asked(f"{name}-kept-{i}-x", d, 1, 0.2 * i) for i, d in enumerate(documents)]
-        # More than the device holds: the documents are left on the host alone.
+        # More than the device holds, so that the documents stay on the host only.
         others = [Asked(f"{name}-other-{i}-x", ids(seed + 20 + i, 2400), 1, 2.0 + 0.2 * i) for i in range(3)]
         asyncio.run(at_once(prefill, [*kept, *others]))
         asked = [Asked(f"{name}-stream-{i}-x", ids(seed + 30 + i, 60), 150, 0.0) for i in range(2)]
@@ -81,7 +81,7 @@ def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference:
     before = steps_in_pauses(prefill)
 
     async def talk(http: Any, name: str, seed: int) -> list[Asked]:
-        """Three turns of one session, each as the whole prompt that it stands for."""
+        """Run three turns of one session. Return each turn with its whole prompt, history included."""
         body = {"capacity_of_str_len": 100_000, "session_id": name, "streaming": streaming}
         async with http.post(prefill.server.url + "/open_session", json=body) as reply:
             assert reply.status == 200, await reply.text()
@@ -117,7 +117,7 @@ def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference:
 
 
 def test_no_more_requests_run_than_may(prefill: Prefill, reference: Reference) -> None:
-    """Short batches in a pause come on top of those that are paused and those that are decoded."""
+    """The limit counts short batches in a pause together with paused and decoded requests."""
     asked = mixed(6, 30, f"limit-{prefill.setup.name}", 1.0)
 
     async def scenario() -> int:

@@ -1,4 +1,4 @@
-"""Servers that prefill and decode by priority: where no more requests may run, streams make way for urgent ones."""
+"""Servers that prefill and decode by priority: at the limit of running requests urgent requests preempt streams."""
 
 from __future__ import annotations
 

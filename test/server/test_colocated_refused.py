@@ -1,5 +1,5 @@
-"""Schedulers that LAPS leaves alone on a server that prefills and decodes, once its scheduler is there: one line says
-why."""
+"""Servers that prefill and decode for which LAPS turns itself off once the scheduler exists, with the reason in one
+line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAFTS = compat.release().drafts_in_pauses
 
 
 def scheduler(**more: Any) -> Any:
-    """Return a scheduler with the fields that are asked for."""
+    """Return a supported scheduler, with ``more`` as changed fields."""
     runner = SimpleNamespace(model=torch.nn.Module(), attn_backend=None)
     found = {
         "is_generation": True,

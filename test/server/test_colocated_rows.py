@@ -1,4 +1,4 @@
-"""Servers that prefill and decode: prefill batches with rows of the streams, and every token as it is alone."""
+"""Servers that prefill and decode: prefill batches carry rows of streams, and every token is the same as alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from served import Prefill, Reference, ids, on
 from .colocated import FEATURES, GRAMMARS, SETUPS, Asked, alone, at_once, mixed, must_be_as, must_be_right
 
 SELDOM = [tuple(a.replace('"tbt_ms": 1.0', '"tbt_ms": 300.0') for a in s.args) for s in SETUPS]
-"""Steps are seldom due: batches end before tokens are late."""
+"""Arguments under which decode steps are seldom due, because batches end before tokens are late."""
 WITH_ROWS = [
     replace(s, name=f"{s.name}-rows", args=(*args, "--enable-mixed-chunk")[: len(args) + i % 2])
     for i, (s, args) in enumerate(zip(SETUPS, SELDOM, strict=True))
 ]
-"""Rows are mixed where that pays, with SGLang's flag and without."""
+"""Servers that mix rows into batches if that pays, with SGLang's flag and without."""
 pytestmark = [pytest.mark.timeout(600), *on(*WITH_ROWS)]
 
 
@@ -28,7 +28,7 @@ def carried(prefill: Prefill) -> int:
 
 
 def ready(prefill: Prefill, name: str) -> None:
-    """Send mixed load until the latency model knows what a batch takes."""
+    """Send mixed load until the latency model is fitted."""
     for i in range(ROUNDS):
         if prefill.get("/laps_status")["latency_model"]["fitted"]:
             return
@@ -37,8 +37,8 @@ def ready(prefill: Prefill, name: str) -> None:
 
 
 def until_rows_run(prefill: Prefill, make: Callable[[str], list[Asked]]) -> list[Asked]:
-    """Serve what ``make`` returns for a name, again until some of it ran as rows: whether rows pay follows from
-    measured times, which on a busy machine say now one thing and now another."""
+    """Serve the requests of ``make`` repeatedly until some ran as rows, and return the last ones. Rows run if they pay
+    according to measured times, which vary on a busy machine."""
     name = f"rows-{prefill.setup.name}-{random.getrandbits(40)}"
     ready(prefill, f"{name}-ready")
     before = carried(prefill)
@@ -55,9 +55,9 @@ def until_rows_run(prefill: Prefill, make: Callable[[str], list[Asked]]) -> list
 
 
 def every_kind(name: str) -> list[Asked]:
-    """Return streams, of which one is aborted and some end while their rows run, short prompts and long ones.
+    """Return streams (one is aborted, some end while their rows run), short prompts and long prompts.
 
-    Contexts are small: a CPU's attention computes the whole of each for a row, and rows of large ones do not pay.
+    Contexts are small: a CPU's attention computes the whole context of a row, so rows of large contexts do not pay.
     """
     rng = random.Random(11)
     streams = [Asked(f"{name}-stream-{i}-x", ids(1100 + i, 6 + i), 60 + 5 * i, 0.5 * i) for i in range(8)]
@@ -73,7 +73,7 @@ def every_kind(name: str) -> list[Asked]:
 
 
 def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: Reference) -> None:
-    """Streams with penalties and a grammar, too; none of them returns log-probabilities."""
+    """Includes streams with penalties and with a grammar; no stream returns log-probabilities."""
     asked = until_rows_run(prefill, every_kind)
     plain = [a for a in asked if not a.sampling]
     must_be_right(plain, reference)

@@ -1,5 +1,5 @@
-"""Servers that prefill and decode models with layers of linear attention, or of a state space: each request has states
-there."""
+"""Servers that prefill and decode models with linear attention or state-space layers, which keep a state for each
+request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOMY, TIGHT = (
         ("tight", "nemotronh", ("--max-mamba-cache-size", "12", *NORMAL_LOOP)),
     )
 )
-"""The second has room for the states of four requests."""
+"""Servers; the second can keep the states of four requests."""
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -1,4 +1,4 @@
-"""Servers that prefill and decode models of which half of the layers see a window alone: these have KV of their own."""
+"""Servers that prefill and decode models with sliding windows, and a KV pool of their own, in half of the layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SETUPS = [
     Setup(f"colocated-windows-{name}", (*LAPS, *EVERY_PAUSE, *flags), shape="gptoss", mode="null")
     for name, flags in (("overlap", ()), ("tight", ("--swa-full-tokens-ratio", "0.22", *NORMAL_LOOP)))
 ]
-"""The second has room for a chunk there and for the windows of a stream or two: 1,232 tokens."""
+"""Servers; the second can keep 1,232 tokens in that pool: a chunk and the windows of one or two streams."""
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
 
 

@@ -1,4 +1,4 @@
-"""Context parallelism divides every request of a step among its ranks: those that it could not divide run apart."""
+"""Context parallelism divides every request of a step among its ranks; requests too short for that run apart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .adders import Cache, adder, filled, request
 
 __all__ = ["adder"]
 LEAST = 8
-"""New tokens: twice the four ranks."""
+"""Fewest new tokens of a request that can be divided: two for each of four ranks."""
 
 
 def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least: int = LEAST) -> list[int]:
-    """New tokens of each request in the batch that is built of these lengths."""
+    """Build a batch of requests with these lengths and return the new tokens of each request in it."""
     from sglang_laps.adder import LapsPrefillAdder
 
     classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
@@ -35,7 +35,7 @@ def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least:
         ([8, 100, 7, 60], [8, 100]),
         ([100, 60], [100, 60]),
         ([7, 7], [7, 7]),
-        # 505 leave too little of the chunk for the next one to be divided.
+        # 505 tokens leave too few of the chunk (512) to divide the next request.
         ([505, 300], [505]),
         ([504, 300], [504, 8]),
     ],
@@ -69,7 +69,7 @@ def test_how_few_can_be_divided_hangs_on_how(monkeypatch: pytest.MonkeyPatch) ->
     )  # fmt: skip
     monkeypatch.setattr(module, "get_parallel", lambda: parallel)
     assert module.Ranks(None, None).min_divisible_tokens == LEAST
-    parallel.cp_strategy = "interleave"  # which divides a step's tokens, wherever its requests begin
+    parallel.cp_strategy = "interleave"  # this strategy divides all tokens of a step, regardless of request boundaries
     assert module.Ranks(None, None).min_divisible_tokens == 0
     parallel.cp_strategy, parallel.enable_prefill_cp = "zigzag", False
     assert module.Ranks(None, None).min_divisible_tokens == 0

@@ -1,4 +1,4 @@
-"""The demo from end to end, briefly; interrupted; on a port that is taken; with a server that hangs."""
+"""The demo: a brief run from end to end, an interrupt, a port in use, a server that hangs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEMO = [sys.executable, "-m", "benchmark.demo"]
 
 
 def ends_of(logs: Path) -> str:
-    """Return what each server has printed last."""
+    """Return the last lines of each server's log."""
     return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in sorted(logs.glob("*.log")))
 
 
@@ -35,11 +35,11 @@ def ends_of(logs: Path) -> str:
 def test_the_demo_writes_a_table_a_picture_and_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a smaller model than a user's demo has, and shorter prompts to warm up."""
+    """Runs with a smaller model than a user's demo, and with shorter warm-up prompts."""
     warm_up = fleet.warm_up
     monkeypatch.setattr(fleet, "warm_up", lambda target, prompts, longest: warm_up(target, prompts, 256))
     monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=checkpoint))
-    monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's do
+    monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's servers do
     try:
         assert demo.COMMAND.main(["--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
     except (SystemExit, AssertionError) as e:
@@ -65,7 +65,7 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Return the command line of a process; nothing of one that has ended."""
+    """Return the command line of a process; empty if the process has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""The demo of one server that prefills and decodes: from end to end, briefly; with a server that fails; its figures."""
+"""The demo of a server that prefills and decodes: a brief run, a server that fails, and the figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmark.rig.model import REPO
 
 BRIEF = ["--seconds", "1", "--streams", "1", "--longs", "1", "--shorts", "2"]
 SMALL = replace(model.EMULATED, layers=4)
-"""Prefills a long prompt of the demo in a moment; a user's demo has a larger model."""
+"""Small model that prefills a long prompt of the demo quickly; a user's demo has a larger model."""
 
 
 @pytest.mark.timeout(650)

@@ -1,4 +1,4 @@
-"""Two data-parallel ranks: a request goes to the one that its room names, and the router names the one that holds its
+"""Two DP ranks: the bootstrap room selects the rank of a request, and the router chooses the rank that holds its
 history."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEW = 6
 
 
 def requests(prefill: Prefill) -> list[int]:
-    """Requests that each rank has prefilled."""
+    """Return the number of requests that each rank has prefilled."""
     ranks = prefill.get("/laps_status")["ranks"]
     assert [r["dp_rank"] for r in ranks] == [0, 1]
     return [sum(t["requests"] for t in r["totals"].values()) for r in ranks]
@@ -63,7 +63,7 @@ def test_receipts_are_those_of_all_ranks(prefill: Prefill) -> None:
     asyncio.run(send_all(prefill, [ids(700 + i, 40) for i in range(12)]))
     receipts = prefill.get("/laps_receipts?seconds=60")["receipts"]
     assert {r["dp_rank"] for r in receipts} == {0, 1}
-    # The process that deals requests out hands on when they came.
+    # The controller that distributes requests passes their arrival times on.
     assert all({"tokenizing", "computing", "answering"} <= r["causes"].keys() for r in receipts if not r["aborted"])
     slowest = prefill.get("/laps_receipts?slowest=5")["receipts"]
     assert [r["ttft_ms"] for r in slowest] == sorted((r["ttft_ms"] for r in slowest), reverse=True)
@@ -116,18 +116,18 @@ def test_chats_stay_with_their_ranks_and_both_ranks_hand_over(
     computed = prefill.totals()
     asyncio.run(run())
     assert all(b > a for a, b in zip(before, requests(prefill), strict=True))
-    # Twelve turns of over 500 tokens: of the later eight only what is new was computed.
+    # Twelve turns of over 500 tokens: of the eight later turns only new tokens were computed.
     after = prefill.totals()
     tokens = sum(after[c]["tokens"] - computed[c]["tokens"] for c in after)
     first = sum(CHUNK + 40 * i for i in range(4))
     assert first <= tokens <= first + 8 * (NEW + 20 + 64)
-    # The decode server is read, too.
+    # The router also reads the decode server's KV usage.
     (decode,) = status(router)["decode"]
     assert decode["kv_tokens"]["capacity"] > 0
 
 
 def test_the_prompts_of_a_batch_of_completions_meet_on_one_rank(router: servers.Server) -> None:
-    """SGLang deals prompts out by their rooms, which it would count up from a single one."""
+    """SGLang distributes prompts by their rooms; from a single room it would count up one room for each prompt."""
 
     async def run() -> None:
         async with load.session() as http, asyncio.timeout(390):
@@ -163,7 +163,7 @@ def test_a_client_of_the_router_has_a_receipt_from_end_to_end(router: servers.Se
         assert abs(sum(causes.values()) - receipt["ttft_ms"]) < 0.01
         assert min(causes.values()) > 0.0
         assert receipt["ttft_ms"] <= took_ms
-        # The decode server may have the first token before the prefill server has told the router.
+        # The decode server can stream the first token before the prefill server's receipt reaches the router.
         return stream or {"transfer", "router"} <= causes.keys()
 
     until_seen(once, "a transfer and the router take time", lambda: said)

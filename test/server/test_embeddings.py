@@ -1,4 +1,4 @@
-"""Servers that embed: short texts do not wait behind long ones, which run in chunks; each vector is right."""
+"""Embedding servers: short texts do not wait behind long texts, which run in chunks; every vector is right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (10, 300, 3 * CHUNK, 40, 5 * CHUNK, 12, 4 * CHUNK)
 
 
 def expected(reference: Reference, text: list[int]) -> Any:
-    """The normalized state after the last token."""
+    """Return the normalized state after the last token."""
     with reference.torch.inference_mode():
         state = reference.model.model(reference.torch.tensor([text])).last_hidden_state[0, -1]
     return (state / state.norm()).tolist()

@@ -1,4 +1,4 @@
-"""Real servers on an emulated device, LAPS and stock: they keep the time of the profile, and say what they are."""
+"""Real servers on an emulated device, LAPS and stock: steps take the profile's time, and status marks the emulation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ON_LAPS = Setup("emulated-laps", (*LAPS, *ARGS, *SLICED, spec.FLAG, DEVICE), sha
 ON_STOCK = Setup("emulated-stock", (*ARGS, *NORMAL_LOOP), {spec.ENV: DEVICE}, model.EMULATED)
 LONG, SHORT = 8000, 60
 HOST_S = 1.0
-"""More than the host takes beside a step."""
+"""Upper bound of the host's time beyond a step (seconds)."""
 
 pytestmark = on(ON_LAPS, ON_STOCK)
 
 
 def device_s(tokens: int) -> float:
-    """Return what a prompt of `tokens` takes alone (seconds)."""
+    """Return the device time of a lone prompt of `tokens` (seconds)."""
     return SLOW * Profile.load(PROFILE).coefficients.seconds(StepShape.of([(tokens, 0)]))
 
 
 def told(prefill: Prefill) -> dict[str, Any]:
-    """Return what the server says of its device."""
+    """Return the server's report on its device."""
     state = prefill.get("/server_info")["internal_states"][0]
     if prefill.laps:
         status = prefill.get("/laps_status")
@@ -93,7 +93,7 @@ def test_it_cannot_be_taken_for_a_device(prefill: Prefill) -> None:
                 assert (await post(http, prefill, ask(ids(seed + i, LONG // 4))))[0] == 200
 
     def once(i: int) -> bool:
-        """Return True if steps have lasted as long as the profile says; a busy host is late between slices."""
+        """Return True if steps took the profile's time; a busy host is late between slices."""
         asyncio.run(three(5000 + 10 * i))
         status = told(prefill)
         assert (status["profile"], status["slow"]) == (PROFILE, SLOW)

@@ -1,4 +1,4 @@
-"""Attention on an emulated device: keys and values are kept, and nothing is computed, of whatever kind it is."""
+"""Attention of any kind on an emulated device: keys and values are stored, but nothing is computed."""
 
 from __future__ import annotations
 

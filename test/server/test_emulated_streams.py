@@ -1,5 +1,5 @@
-"""Real servers that prefill and decode on an emulated device: decode steps take what the profile says, and streams go
-on while a long prompt is prefilled."""
+"""Real servers that prefill and decode on an emulated device: decode steps take the profile's time, and streams
+continue while a long prompt is prefilled."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ON_LAPS = Setup("emulated-streams", (*LAPS, *ARGS, *KNOBS, spec.FLAG, DEVICE), s
 ON_STOCK = Setup("emulated-streams-stock", ARGS, {spec.ENV: DEVICE}, model.EMULATED, mode="null")
 STREAMS, TOKENS, LONG = 4, 60, 8000
 SLOWER = 1.5
-"""By which a busy machine may make a step last longer."""
+"""Largest factor by which a busy machine may prolong a step."""
 
 pytestmark = on(ON_LAPS, ON_STOCK)
 
 
 def told(prefill: Prefill) -> dict[str, Any]:
-    """Return what the server says of its device."""
+    """Return the server's report on its device."""
     return dict(prefill.get("/server_info")["internal_states"][0]["emulated"])
 
 
 async def stream(http: Any, prefill: Prefill, prompt: list[int], new: int) -> list[float]:
-    """When each token of an answer came (seconds)."""
+    """Return the arrival time of each token of an answer (seconds)."""
     came: list[float] = []
     sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
@@ -72,7 +72,7 @@ def test_streams_have_their_steps_and_only_laps_lets_them_go_on_beside_a_long_pr
         assert [len(came) for came in streams] == [TOKENS] * STREAMS
         assert first - begin >= prompt_s
         each = sorted(b - a for came in streams for a, b in pairwise(came))
-        # The middle of the prompt's time: on a busy machine it begins late, and so do tokens reach their client.
+        # Count tokens in the middle of the prompt's time: on a busy machine prompt and tokens can be late.
         beside = sum(first - 0.75 * prompt_s < at < first - 0.25 * prompt_s for at in streams[0])
         status = told(prefill)["decode"]
         assert status["steps"] >= TOKENS - 1

@@ -1,5 +1,5 @@
-"""A real server on an emulated device, where rows cost what they cost a GPU: with deadlines, one step is for short
-prompts, a piece of a long one and the streams. Attention is left out there: a token follows from the one before it."""
+"""A real server on an emulated device, on which rows cost as much as on a GPU: with deadlines, short prompts, a part of
+a long prompt and streams share one step. The device computes no attention: a token depends only on the one before."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .test_emulated_streams import ON_LAPS
 
 pytestmark = [pytest.mark.timeout(600), *on(ON_LAPS)]
 IN_TIME = {"custom_params": {"ttft_slo_ms": 1000}}
-"""Near: 7,000 tokens take more than a 16th of it."""
+"""Sampling parameters with a near deadline: 7,000 tokens take more than a 16th of it."""
 
 
 def counts(prefill: Prefill) -> tuple[int, int]:
-    """Return how many steps two classes have shared, and how many decode steps were rows."""
+    """Return the number of steps shared by both classes, and of decode steps that ran as rows."""
     status = prefill.get("/laps_status")
     return status["preemption"]["steps_shared"], status["decode"]["steps_carried"]
 

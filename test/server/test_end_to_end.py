@@ -1,4 +1,4 @@
-"""Text in, tokens out: router, prefill server, Mooncake over TCP, decode server; the output is that of transformers."""
+"""Router, prefill server, Mooncake over TCP and decode server together: answers equal those of transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Ref
     if before is None:
         return
     after = prefill.totals()
-    # The first turn is new from end to end, the later ones bring some forty tokens on a known history.
+    # The first turn is completely new; each later turn adds some forty tokens to a cached history.
     assert after["long"]["tokens"] - before["long"]["tokens"] == 2 * CHUNK
     assert after["short"]["requests"] - before["short"]["requests"] == 2
     assert after["short"]["tokens"] - before["short"]["tokens"] <= 2 * (NEW + 30 + 1)
@@ -95,7 +95,7 @@ def test_chat_text_streams(router: servers.Server, reference: Reference) -> None
 
 
 def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill) -> None:
-    """Half of all requests are abandoned by their clients at random ages."""
+    """Clients abandon half of all requests at random ages."""
     rng = random.Random(5)
 
     async def one(http: Any, i: int) -> bool:

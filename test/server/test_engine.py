@@ -26,7 +26,7 @@ if __name__ == "__main__":
 
 
 def test_an_engine_prefills_and_decodes_with_laps(tmp_path: Path) -> None:
-    script = tmp_path / "engine.py"  # a file: the engine starts its processes from its main module
+    script = tmp_path / "engine.py"  # a file, because the engine starts its processes from its main module
     script.write_text(ENGINE)
     knobs = {"SGLANG_LAPS_SCHEDULER": '{"tbt_ms": 100}', "SGLANG_HOST_IP": "127.0.0.1"}
     done = warm.SGLANG.run(str(script), str(checkpoint()), timeout=300, env=knobs)

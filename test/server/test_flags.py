@@ -1,4 +1,4 @@
-"""The LAPS flags on SGLang's own command line, and what is left alone without them."""
+"""LAPS flags on SGLang's own command line; without them SGLang stays unchanged."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ CASES: list[tuple[list[str], str]] = [
 
 
 def run(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, in which no plugin is loaded yet."""
+    """Run code in a new process, in which no plugin is loaded yet."""
     return warm.SGLANG.run("-c", code, *argv, env=env)
 
 
 def launch(*command: str) -> subprocess.CompletedProcess[str]:
-    """Everything as a user's command line has it."""
+    """Run a user's command line."""
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
 
 
@@ -142,7 +142,7 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
 def test_a_conflict_set_by_a_model_or_an_environment_variable_is_refused_too(
     mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
 ) -> None:
-    # Where a model sets it; with the size of the group to match.
+    # A model sets the conflict; the group's size must match.
     more = {"tp_size": 2} if declared else {}
     done = run(RESOLVE, str(checkpoint()), mode, repr(declared | more), **env)
     if says is None:
@@ -232,7 +232,7 @@ def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -
 
 
 def test_an_idle_controller_of_ranks_takes_no_core() -> None:
-    """The module of the controller is corrected where it has been imported, once."""
+    """The module of the controller is patched once, when it is imported."""
     from types import SimpleNamespace
 
     from laps_emulate.host import corrections

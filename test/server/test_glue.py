@@ -69,7 +69,7 @@ def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
 
 
 def test_a_request_whose_grammar_is_ready_waits_for_a_plan_that_has_seen_it(mixin: Any) -> None:
-    """SGLang queues it while it builds. Long, it has no place in a batch of short requests."""
+    """SGLang queues the request while it builds a batch. A long request must not join a batch of short ones."""
     ready, shown = Request("g", 3000), []
 
     def stock(running: Any) -> Any:
@@ -107,7 +107,7 @@ def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls:
 
 
 def overridden(mixin: Any) -> list[str]:
-    """Names that the mixin puts before SGLang's."""
+    """Return the names of the methods that the mixin overrides."""
     from sglang.srt.managers.scheduler import Scheduler
 
     found = [name for name, own in vars(mixin).items() if callable(own) and hasattr(Scheduler, name)]
@@ -178,7 +178,7 @@ def test_one_rank_saves_the_latency_model(ranks: dict[str, int], first: bool) ->
 
 
 def untouchable(req: Any) -> int:
-    """A prefix cache that must not be asked."""
+    """Fail: the prefix cache must not be asked."""
     raise AssertionError(f"the status asked the prefix cache for {req}")
 
 

@@ -1,4 +1,4 @@
-"""The kit for machines with a GPU runs here, without one: the same code on emulated devices and tiny models."""
+"""Dry run of the GPU kit without a GPU: the same code on emulated devices and tiny models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmark.rig import fleet
 from benchmark.rig.model import REPO
 
 
-# The kit's own alarm ends a piece that takes too long: pytest's must be another.
+# The kit uses SIGALRM to end a piece that takes too long, so pytest must use a thread.
 @pytest.mark.timeout(500, method="thread")
 def test_a_dry_run_leaves_a_page_and_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With fewer prompts than on a GPU, and shorter ones to warm up."""
+    """Runs with fewer prompts than on a GPU, and with shorter warm-up prompts."""
     for where, name, value in (
         (answers, "LONGS", 12),
         (answers, "SHORTS", 60),

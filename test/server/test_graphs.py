@@ -1,5 +1,5 @@
-"""The model suite of the prefill graphs, and passes in slices, in an interpreter of its own, with the tape in place of
-CUDA graphs."""
+"""The model suite of prefill graphs and of passes in slices, in a new interpreter, with a tape in place of CUDA
+graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill server with graphs forced, taped: every token as without them, nothing left over, all ranks together."""
+"""A prefill server with forced, taped graphs: every token as without graphs, no leftovers, all ranks in step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ask, ids, on, s
 
 from benchmark.rig import model
 
-# Three requests sent together make one batch, however slow the machine.
+# Three requests that are sent together form one batch, even on a slow machine.
 WINDOW = ("--laps-wait-window-ms", "300", "--laps-wait-max-batch", "3")
 KNOBS = {"window": "fixed", "graph_strategy": "always"}
 GRID = ("--batch-prefill-seq-lengths", "16", "64", "256", "--batch-prefill-batch-sizes", "1,4,16")
 SHAPE = model.Shape(hidden=64, layers=2, heads=2, intermediate=176)
-"""A small model: each row count is captured and timed operator by operator."""
+"""Small model, because each row count is captured and timed operator by operator."""
 CHUNK = 256
-"""Each row count up to it is captured, and timed."""
+"""Largest row count; each row count up to it is captured and timed."""
 GRAPHS = (
     *LAPS,
     *WINDOW,
@@ -34,7 +34,7 @@ GRAPHS = (
 )
 SUPPORT = Path(__file__).parents[1] / "support"
 TAPE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))}
-"""A plugin of SGLang, once it is there."""
+"""Environment that makes ``graph_tape`` a plugin of SGLang."""
 PIECEWISE = "--enable-piecewise-cuda-graph"
 pytestmark = on(
     Setup("graphs-normal", (*GRAPHS, *NORMAL_LOOP), TAPE, SHAPE),

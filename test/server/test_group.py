@@ -1,4 +1,4 @@
-"""The ranks of a data-parallel attention group: one plan, from what all of them tell, and what each makes of it."""
+"""Ranks of a data-parallel attention group: one plan from the rows of all ranks, and each rank's part in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 8192
 
 
 class World:
-    """Ranks in threads; they meet in each round."""
+    """Ranks in threads, which exchange rows in each round."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, known: GroupCost | None) -> None:
         import torch
@@ -36,7 +36,7 @@ class World:
             out.copy_(torch.cat(self._rows))
             self._all.wait()
 
-        # One module: emulated devices meet in it, too.
+        # Emulated devices exchange rows through the same module.
         monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
@@ -55,7 +55,7 @@ class World:
         return SimpleNamespace(tokens=tokens, history=history, laps_tag=self.tag(0.0, 0.0))
 
     def all(self, do: Callable[[int], Any]) -> list[Any]:
-        """On every rank at once."""
+        """Run ``do`` on all ranks at the same time and return the results."""
         found: list[Any] = [None] * RANKS
 
         def run(rank: int) -> None:
@@ -70,7 +70,7 @@ class World:
         return found
 
     def round(self, *lines: Any, now: float = 1.0) -> list[Any]:
-        """The plans of all ranks."""
+        """Run one round with these queues and return the plans of all ranks."""
         return self.all(lambda rank: self.groups[rank].plan(now, lines[rank]))
 
 
@@ -133,7 +133,7 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
 
 
 class Emulated:
-    """Emulated devices of RANKS ranks, each with a clock of its own."""
+    """Emulated devices of RANKS ranks, each with its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: float) -> None:
         from laps_emulate import group as emulated
@@ -161,7 +161,7 @@ class Emulated:
         self.at[rank] += seconds
 
     def run(self, rank: int, shape: list[tuple[int, int]]) -> Any:
-        """One rank's part in a step."""
+        """Run one rank's part of a step."""
         new, old = zip(*shape, strict=True) if shape else ((), ())
         mode = SimpleNamespace(name="EXTEND" if new else "IDLE")
         batch = SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old)

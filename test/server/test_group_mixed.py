@@ -1,4 +1,4 @@
-"""Data-parallel attention ranks under mixed load of which a third is abandoned: every token right, nothing left."""
+"""Data-parallel attention ranks under mixed load, a third of it abandoned: every token right, nothing left over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_architectures import DP_ATTENTION, TWO_CORES
 from .test_slices_models import TOGETHER, served, steps_of_many_sizes
 
 MANY = "LAPS_GROUP_REQUESTS"
-"""How many mixed requests, on two models and with both settings of the event loop; 60 on one by default."""
+"""Environment variable: number of mixed requests, on two models and in both event loops; default: 60 on one server."""
 COUNT = int(os.environ.get(MANY, "60"))
 MORE = (
     served("deepseek3", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
@@ -24,13 +24,13 @@ MORE = (
     served("qwen3moe", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
 )
 NEAR = 5e-3
-"""How far a logarithm of a probability may be off: two ranks add up the experts' parts in another order, which near a
-tie of two experts is as much, without LAPS too."""
+"""Tolerance of a log-probability. Two ranks sum the experts' outputs in another order, which causes errors of this size
+near a tie of two experts, also without LAPS."""
 pytestmark = [pytest.mark.timeout(600 + COUNT), *on(*TOGETHER, *(MORE if MANY in os.environ else ()))]
 
 
 def mixed(seed: int, count: int) -> list[list[int]]:
-    """Prompts of which every sixth takes several chunks, and some share a begin."""
+    """Return prompts: every sixth needs several chunks, and some share a prefix."""
     rng = random.Random(seed)
     document = ids(seed, 700)
     lengths = [rng.randint(1000, 5000) if i % 6 == 0 else rng.randint(4, 200) for i in range(count)]
@@ -39,8 +39,8 @@ def mixed(seed: int, count: int) -> list[list[int]]:
 
 
 async def send(prefill: Prefill, prompts: list[list[int]], seed: int) -> dict[int, dict[str, Any]]:
-    """Answers by prompt. Every third client has its request aborted, or leaves, sooner or later. No id is the begin of
-    another: SGLang aborts by begins."""
+    """Send all prompts and return the answers by prompt. Every third client aborts or disconnects at a random time. No
+    id is a prefix of another, because SGLang aborts by prefix."""
     rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
     plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5)), i % 2) for i in range(len(prompts))]
 

@@ -1,4 +1,4 @@
-"""Trees of drafts without a GPU: how they are built, what each token of them sees, and which of them are right."""
+"""Draft trees without a GPU: their construction, their attention masks, and their verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE = -1
 
 
 def built(topk: int, tokens: int, parents: list[list[int]], chosen: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Trees of requests whose prompts have 10, 20, .. tokens."""
+    """Build the draft trees of requests whose prompts have 10, 20, ... tokens."""
     from laps_emulate.host import drafts
 
     n = len(chosen)
@@ -38,7 +38,7 @@ def test_a_chain_is_causal() -> None:
 
 
 def tree() -> dict[str, torch.Tensor]:
-    """The first token has two children, 1 and 2; 3 comes from 2, and 4 from 1."""
+    """Return a tree whose root has the children 1 and 2; 3 is a child of 2, and 4 of 1."""
     return built(2, 5, [[NONE, 0, 1]], [[0, 1, 4, 2]])
 
 

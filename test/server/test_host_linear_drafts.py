@@ -1,4 +1,4 @@
-"""Drafts of models with linear attention without a GPU: each token leaves behind what it would as the next one."""
+"""Drafts of models with linear attention without a GPU: each token's state is the same as in normal decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 HEADS, KEY, VALUE, WIDTH = 2, 4, 3, 3
 SIZE = HEADS * (2 * KEY + VALUE)
 TREE = torch.tensor([[1, -1, 3, -1]]), torch.tensor([[-1, 2, -1, -1]])
-"""Children and siblings: 0 has 1 and 2, and 2 has 3."""
+"""First children and next siblings of a tree: 0 has the children 1 and 2, and 2 has 3."""
 
 
 def test_parents_of_trees_and_chains() -> None:
@@ -20,7 +20,7 @@ def test_parents_of_trees_and_chains() -> None:
 
 
 def test_verification_is_as_the_same_tokens_one_after_the_other() -> None:
-    """A tree; its stream has slot 2, and what its tokens leave behind goes to row 1."""
+    """Checks a tree whose stream has slot 2; the states of its tokens go to row 1."""
     from laps_emulate.host import linear_attention as alone
     from laps_emulate.host import linear_drafts as drafts
 
@@ -67,7 +67,7 @@ def test_verification_is_as_the_same_tokens_one_after_the_other() -> None:
 
 
 def test_states_are_those_after_the_last_token_that_is_right() -> None:
-    """Three streams: the second has no right token, the third has a state kept for the prefix cache, too."""
+    """Checks three streams: the second has no right token; the third also keeps a state for the prefix cache."""
     from laps_emulate.host import linear_drafts as drafts
 
     left = torch.arange(1.0, 13.0).view(1, 3, 4, 1, 1)

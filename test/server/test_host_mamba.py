@@ -1,4 +1,4 @@
-"""State spaces without a GPU: many tokens in one pass leave behind, and say, what they do one after the other."""
+"""State-space layers without a GPU: one pass over many tokens gives the same outputs and states as single tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADS, SIZE, STATE = 4, 3, 5
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=("new", "goes on"))
 def test_a_pass_over_prompts_is_as_their_tokens_one_after_the_other(goes_on: bool) -> None:
-    """Two prompts of 10 and 7 tokens, in chunks of 4; the state after 13 tokens of both is asked for."""
+    """Checks two prompts of 10 and 7 tokens in chunks of 4, and the state after 13 tokens of the pass."""
     from laps_emulate.host import mamba
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""A server without a prefix cache: SGLang admits requests with ``ignore_eos`` another way there."""
+"""A server without a prefix cache, on which SGLang admits requests with ``ignore_eos`` in another way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
     async def scenario() -> None:
         async with load.session() as http:
             longs = [one(http, ids(i, 8 * CHUNK)) for i in range(3)]
-            # More in one batch than a chunk holds, and no sum of them fills one.
+            # More tokens in one batch than in a chunk, and no number of these prompts fills a chunk exactly.
             shorts = [one(http, ids(100 + i, 201)) for i in range(60)]
             await asyncio.wait_for(asyncio.gather(*longs, *shorts), 390)
 

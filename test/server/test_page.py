@@ -1,4 +1,4 @@
-"""The page of a prefill server, in a real browser, on made-up data."""
+"""The page of a prefill server in a real browser, with made-up data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_page_shows_what_the_status_and_the_receipts_say(tmp_path: Path) -> 
                 **{"tokens-short": 300, "tokens-long": 9000, "oldest-short": 500, "oldest-long": 500},
                 **{"busy": 83, "preemptions": 1239, "in-progress": 0, "model-error": 4.3, "holds": 120_000},
             }
-            # As the browser asked for them some time ago, newer ones may be slower.
+            # The page's list can be older, and newer requests can be slower.
             slow = await page.evaluate("[...document.querySelectorAll('#slowest tbody tr')].map(r => r.dataset.key)")
             times = {r.rid: r.ttft_ms for r in fake.receipts(1e12)}
             assert [times[rid] for rid in slow] == sorted((times[rid] for rid in slow), reverse=True)
@@ -64,7 +64,7 @@ def test_the_page_shows_what_the_status_and_the_receipts_say(tmp_path: Path) -> 
                 "A long request of 4,000 new tokens that came now is quoted 900 ms (80%: 800 to 1,200 ms, "
                 "at most 3,000 ms). 75% of 4 quotes held."
             )
-            # A class of its own.
+            # Show one class only.
             await page.evaluate("document.querySelector('input[value=short]').click()")
             await page.until("[...document.querySelectorAll('#slowest tbody td:nth-child(2)')]"
                              ".every(n => n.textContent === 'short')")  # fmt: skip
@@ -77,12 +77,12 @@ def test_the_page_shows_what_the_status_and_the_receipts_say(tmp_path: Path) -> 
 def test_the_page_says_which_request_made_another_wait(tmp_path: Path) -> None:
     async def run() -> None:
         fake = FakePrefill()
-        # The page knows those of the last 30 s by how they begin.
+        # The page finds requests of the last 30 s by a prefix of the id.
         recent = [r for r in fake.receipts(time.time()) if r.arrived_s > time.time() - 20]
         asked: Receipt = next(r for r in recent if r.cls == "short" and "behind_long" in r.causes)
         first = asked.behind[0]
         async with shown(fake, tmp_path) as page:
-            # By keyboard alone: the field, its text, Enter; then the first link of the answer.
+            # By keyboard only: the field, its text, Enter, then the first link of the answer.
             await page.evaluate("document.getElementById('rid').focus()")
             await page.send("Input.insertText", text=asked.rid)
             await page.press("Enter", "\r")
@@ -96,10 +96,10 @@ def test_the_page_says_which_request_made_another_wait(tmp_path: Path) -> None:
             assert await page.evaluate("document.activeElement.textContent") == first.rid
             await page.press("Enter", "\r")
             await page.until(f"{TEXT.format('h-answer')}.startsWith('{first.rid}')")
-            # Back in the browser is back to the question.
+            # The browser's Back returns to the previous question.
             await page.evaluate("history.back()")
             await page.until(f"{TEXT.format('h-answer')}.startsWith('{asked.rid}')")
-            # How it begins is enough, and what nobody knows is said.
+            # A prefix of the id suffices, and an unknown id is reported.
             await page.evaluate(f"location.hash = '#rid={asked.rid[:6]}'")
             await page.until(f"document.querySelector('#receipt a')?.textContent.startsWith('{asked.rid[:6]}')")
             await page.evaluate("location.hash = '#rid=nobody'")
@@ -212,7 +212,7 @@ def test_everything_is_reached_by_tab_and_seen(tmp_path: Path) -> None:
             assert ids[:5] == ["pause", "rid", "BUTTON", "span", "until"]
             assert {"SUMMARY", "INPUT", "A", "config"} <= set(ids)
             assert all(outline != "none" for _, outline in stops)
-            # A paused page asks for nothing.
+            # A paused page sends no requests.
             await page.evaluate("document.getElementById('pause').focus()")
             await page.press("Enter", "\r")
             assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"

@@ -1,4 +1,4 @@
-"""The page of a prefill server as it is served: who may see it, and what it must not contain."""
+"""Routes of a prefill server's page: access rights, and contents that it must not have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_who_may_see_the_page(kind: str) -> None:
             for path in sorted(view.READ):
                 for given in (given_by_a_browser, "Bearer geheim"):
                     assert (await ask(path, authorization=given))[0] == 200, path
-                # Another site's script has the browser send the password.
+                # A script of another site makes the browser send the password.
                 assert (await ask(path, authorization=given_by_a_browser, origin="http://elsewhere"))[0] == 401, path
             async with client.post(f"{fake.url}/laps_status", headers={"authorization": given_by_a_browser}) as r:
                 assert r.status in (401, 405)

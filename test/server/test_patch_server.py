@@ -1,5 +1,5 @@
-"""laps-patch --server on copies of the installed SGLang: applies, reverts byte for byte, refuses the rest; and each
-patch's own test fails without it and passes with it."""
+"""laps-patch --server on copies of the installed SGLang: apply, revert byte for byte, refuse other files. Each
+patch's own test fails without the patch and passes with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) \S*?(test_\w+\.py)", re.MULTILINE)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The package as released."""
+    """Return a copy of the package as released."""
     return upstream.copy_package(tmp_path / "site", SERIES.states)
 
 
@@ -35,7 +35,7 @@ def texts(root: Path) -> dict[str, bytes]:
 
 
 def outcomes(root: Path) -> dict[str, set[str]]:
-    """Run the tests of all patches against this copy, in one process. Returns outcomes by file."""
+    """Run the tests of all patches against this copy in one process and return the outcomes by file."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-c", os.devnull,
          "--rootdir", str(SERVER), *map(str, TESTS.values())],

@@ -1,4 +1,4 @@
-"""Counting of penalties on a server that decodes: by place, and anew after a retraction, on SGLang's own penalizers."""
+"""Penalty counts on a server that decodes: kept by row, rebuilt after a retraction, with SGLang's own penalizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCABULARY = 12
 
 
 class Batch(SimpleNamespace):
-    """A batch of SGLang's, as far as penalizers look at it."""
+    """SGLang batch with the fields that penalizers read."""
 
 
 def request(prompt: list[int], answer: list[int], **penalties: float) -> Any:
@@ -28,7 +28,7 @@ def request(prompt: list[int], answer: list[int], **penalties: float) -> Any:
 
 
 def batch(*reqs: Any, overlap: bool, drafts: str | None = None) -> Any:
-    """A prefill batch of these, new to its penalizers. `drafts`: their speculative algorithm."""
+    """Return a prefill batch of these requests with new penalizers. `drafts`: speculative algorithm."""
     from sglang.srt.sampling import penaltylib as lib
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -42,7 +42,7 @@ def batch(*reqs: Any, overlap: bool, drafts: str | None = None) -> Any:
 
 
 def logits(made: Any) -> torch.Tensor:
-    """Return what penalties make of the same logits."""
+    """Return fixed logits after the penalties."""
     found = torch.linspace(-1.0, 2.0, VOCABULARY).repeat(len(made.reqs), 1)
     orchestrator = made.sampling_info.penalizer_orchestrator
     orchestrator.accumulate_additive_penalties(found)
@@ -60,7 +60,7 @@ PENALTIES = [
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> None:
-    """Alone it is decoded step by step, and each step counts one token."""
+    """Compared with a request that is decoded alone, step by step, where each step counts one token."""
     from sglang_laps import penalties
 
     for wanted in PENALTIES:
@@ -69,7 +69,7 @@ def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> 
             req.output_ids = [*ANSWER[:i], token]
             alone.seq_lens_cpu = torch.tensor([2 + i])
             penalties.count(lambda _: None, alone)
-        # Between one that is new and one of other penalties.
+        # Placed between a new request and a request with other penalties.
         together = batch(
             request([4], [], frequency_penalty=1.0),
             request([2, 9], ANSWER, **wanted),
@@ -85,7 +85,7 @@ def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_with_drafts_the_last_token_of_each_step_counts(overlap: bool, at_once: bool) -> None:
-    """In the overlap loop that of the step before the last, also where (`at_once`) the last one's result is there."""
+    """In the overlap loop the step before the last counts, even if (`at_once`) the last step's result is known."""
     from sglang_laps import penalties
 
     made = batch(req := request([2, 9], [], frequency_penalty=0.5), overlap=overlap, drafts="EAGLE")
@@ -93,7 +93,7 @@ def test_with_drafts_the_last_token_of_each_step_counts(overlap: bool, at_once: 
     orchestrator = made.sampling_info.penalizer_orchestrator
     orchestrator.cumulate_output_tokens = lambda tokens: counted.extend(tokens.tolist())
     ends = [1, 3, 4, 6]
-    """Tokens answered after the prompt, and after each step."""
+    """Numbers of answered tokens after the prompt and after each step."""
     for step in range(4):
         processed = step if at_once or not overlap else step - 1
         req.output_ids = [10, 11, 12, 13, 14, 15][: ends[processed] if processed >= 0 else 0]

@@ -1,6 +1,6 @@
-"""Models that see: documents of pictures pause in their encoder and in their layers, and every token is right.
+"""Vision-language models: passes pause in the encoder and in the layers, and every token is right.
 
-What a pause in an encoder is worth the toy model shows (graphs_model/test_slices.py); here answers are compared.
+Here answers are compared; graphs_model/test_slices.py tests pauses in an encoder with the toy model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COUNT = 40
 
 @cache
 def answers(name: str) -> pictures.Answers:
-    """The answers of transformers for this checkpoint."""
+    """Return the answers of transformers for this checkpoint."""
     return pictures.Answers(checkpoint(name))
 
 
@@ -47,7 +47,7 @@ class Shown(Asked):
     """Bootstrap room; None on a server that decodes."""
 
     def body(self) -> dict[str, Any]:
-        """Return what ``/generate`` is sent."""
+        """Return the body for ``/generate``."""
         body = {**super().body(), "text": self.says}
         del body["input_ids"]
         if self.pictures:
@@ -58,7 +58,7 @@ class Shown(Asked):
 
 
 def crowd(prefill: Prefill, number: int) -> list[Shown]:
-    """Documents of pictures, questions about one, and plain ones."""
+    """Return requests: documents of pictures, questions about one picture, and questions without a picture."""
     rng, decodes = random.Random(number), prefill.setup.mode == "null"
     words = [w for w in (model.REPO / "README.md").read_text().split() if w.isascii() and "|" not in w]
 
@@ -72,7 +72,7 @@ def crowd(prefill: Prefill, number: int) -> list[Shown]:
 
 
 def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill: Prefill) -> None:
-    """A third of the clients leave or abort."""
+    """Lets a third of the clients disconnect or abort."""
     name = str(prefill.setup.shape)
 
     def once(i: int) -> bool:

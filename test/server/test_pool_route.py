@@ -1,4 +1,4 @@
-"""The pool record of a real server: one for all its HTTP processes, behind the key of SGLang's admin routes."""
+"""Pool record of a real server: shared by its HTTP processes, protected by the key of SGLang's admin routes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ for api_key, admin_api_key, given in cases:
     found.append(TestClient(app).post("/laps_pool", content=b"{}", headers=headers).status_code)
 print(json.dumps(found))
 """
-"""Script that sends no change: whoever has the right is answered 400. In a process of its own: the import hooks into
-SGLang."""
+"""Script that sends an invalid change, answered with 400 if the key is right. Runs in a new process, because its import
+hooks into SGLang."""
 
 
 def change(prefill: Prefill, assignment: str, if_version: int) -> tuple[int, Any]:

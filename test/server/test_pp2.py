@@ -1,4 +1,4 @@
-"""Two pipeline stages, end to end: the first one plans, both do the same, and every token stays right."""
+"""Two pipeline stages, end to end: the first stage plans, both run the same batches, and every token is right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .through import generate, router
 __all__ = ["router"]
 
 MANY = "LAPS_PIPELINE_REQUESTS"
-"""How many mixed requests; 60 by default."""
+"""Environment variable: number of mixed requests (default: 60)."""
 COUNT = int(os.environ.get(MANY, "60"))
 STOPPED_S = 10.0 if MANY in os.environ else 2.0
 PP2 = Setup("pp2", (*LAPS, "--pp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, group=SEVERAL)
@@ -34,7 +34,7 @@ NEW = 4
 
 
 def mixed(seed: int, count: int) -> list[list[int]]:
-    """Prompts of which every sixth takes two to five chunks, and some share a begin."""
+    """Return prompts: every sixth needs two to five chunks, and some share a prefix."""
     rng = random.Random(seed)
     document = ids(seed, CHUNK + 100)
     lengths = [rng.randint(CHUNK + 1, 5 * CHUNK) if i % 6 == 0 else rng.randint(4, 200) for i in range(count)]
@@ -43,7 +43,7 @@ def mixed(seed: int, count: int) -> list[list[int]]:
 
 
 async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> dict[int, list[int]]:
-    """Return the answers of clients that have stayed: every third one leaves, sooner or later."""
+    """Send all prompts; every third client disconnects at a random time. Return the other clients' answers."""
     rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
     plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5))) for _ in prompts]
 
@@ -62,7 +62,7 @@ async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> d
 
 
 def stages(prefill: Prefill) -> list[psutil.Process]:
-    """The schedulers: SGLang starts them first, in order."""
+    """Return the scheduler processes, in order of stages: SGLang starts these first."""
     started = psutil.Process(prefill.server.family()[-1].pid).children()
     return sorted((p for p in started if "resource_tracker" not in str(p.cmdline())), key=lambda p: p.pid)[:2]
 
@@ -82,7 +82,7 @@ def test_the_status_says_why_there_are_no_slices(prefill: Prefill) -> None:
 def test_mixed_requests_of_which_a_third_is_abandoned(
     router: servers.Server, prefill: Prefill, reference: Reference
 ) -> None:
-    asyncio.run(send(router, mixed(1, 12), seed=1))  # what is made once is there
+    asyncio.run(send(router, mixed(1, 12), seed=1))  # one-time initializations are done
     prefill.all_tokens_are_free()
     held = [p.num_fds() for p in stages(prefill)]
     prompts = mixed(2, COUNT)

@@ -1,4 +1,4 @@
-"""Two pipeline stages of two tensor-parallel ranks each: one rank plans, and all four do the same."""
+"""Two pipeline stages of two TP ranks each: one rank plans, and all four run the same batches."""
 
 from __future__ import annotations
 

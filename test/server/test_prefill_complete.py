@@ -1,4 +1,4 @@
-"""Decode servers that make room for a prompt once it has been prefilled: until then the prefill server keeps its KV."""
+"""Decode servers that allocate a prompt's memory only after its prefill; until then the prefill server keeps its KV."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def router(prefill: Prefill, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_prompts_in_chunks_and_slices_arrive_whole_and_nothing_is_kept(
     router: servers.Server, prefill: Prefill, reference: Reference
 ) -> None:
-    """While they are begun, parked and preempted no decode server has heard of them; some clients leave meanwhile."""
+    """Prompts are started, parked and preempted before a decode server knows them; some clients disconnect then."""
     left = range(8, 20, 3)
 
     async def scenario(prompts: list[list[int]]) -> list[list[int] | None]:

@@ -32,7 +32,7 @@ def test_mixed_load_keeps_classes_apart_and_every_token_right(prefill: Prefill, 
     for i in [*range(0, 80, 10), *range(1, 80, 7)]:
         assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
     for cls, member in (("short", lambda p: len(p) <= 256), ("long", lambda p: len(p) > 256)):
-        # A batch that mixed the classes would have carried tokens over from one count to the other.
+        # A batch of both classes would have moved tokens from one count to the other.
         tokens = after[cls]["tokens"] - before[cls]["tokens"]
         assert tokens == sum(len(p) for p in prompts if member(p))
     shorts = sum(1 for p in prompts if len(p) <= 256)
@@ -131,7 +131,7 @@ def test_status_is_told_three_ways(prefill: Prefill) -> None:
     assert status["slices"] == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
     assert set(status["preemption"]) == {"gap_ms", "by_short_batches", "by_smaller_prompts", "steps_shared"}
     assert set(status["fairness"]) == {"guard", "credit_s"}
-    # What waits is told in seconds once the latency model is fitted.
+    # The backlog is also reported in seconds once the latency model is fitted.
     assert set(status["load"]) - {"backlog_s"} == {"backlog_tokens", "slo_deviation", "busy_share", "busy_s"}
     assert set(status["load"]["busy_s"]) == {"short", "long"}
     assert status["longest"] > 0

@@ -1,4 +1,4 @@
-"""Real servers quote their requests, answer what is asked about others, and replay what they had."""
+"""Real servers quote their requests, answer queries for quotes, and replay their recorded requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = (SHORT, 4 * SHORT, LONG // 8, LONG // 4)
 
 
 def serve(prefill: Prefill, seed: int) -> None:
-    """Have requests of all lengths served."""
+    """Send requests of all lengths."""
 
     async def scenario() -> None:
         async with load.session() as http:
@@ -36,7 +36,7 @@ def outcomes(prefill: Prefill) -> int:
 
 
 def quoted(prefill: Prefill) -> None:
-    """Have the server know how long its steps take."""
+    """Send requests until the server knows its step times."""
 
     def once(i: int) -> bool:
         serve(prefill, 70_000 + 1000 * i)

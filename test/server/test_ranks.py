@@ -1,5 +1,4 @@
-"""The rank that decides, and how the others hear of it: tensor, context and pipeline ranks, without processes of their
-own."""
+"""The leading rank, and how its plan reaches the other tensor, context and pipeline ranks; all ranks in one process."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ from laps_core.policy.types import Account, LongBatch, Plan
 
 PLAN = Plan((SHORT, LONG), (2, 0), LongBatch((1,), 512), threshold=256, account=Account("idle"))
 HEARD = Plan.of(PLAN.numbers())
-"""Without what only the leading rank counts."""
+"""Plan as received by other ranks, without the statistics of the leading rank."""
 
 
 class Group:
-    """Ranks that broadcast to each other, one after another in order: what the first one had is what all get."""
+    """Group whose ranks broadcast one after the other, in order; all get the tensor of the first rank."""
 
     def __init__(self) -> None:
         self.said: Any = None
 
 
 class World:
-    """Ranks of one scheduler, in processes that take turns: cp x tp ranks of each stage."""
+    """Ranks of one scheduler, which run in turn: cp x tp ranks in each of pp stages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, tp: int = 1, cp: int = 1, pp: int = 1) -> None:
         import sglang_laps.ranks as module
@@ -66,7 +65,7 @@ def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: 
     world = World(monkeypatch, tp=2, cp=2)
     (leader,) = (at for at, r in world.ranks.items() if r.leader)
     assert leader == (0, 0, 0)
-    # In this order every first rank of a group has heard before the others of its group ask.
+    # In this order the first rank of each group knows the plan before the group's other ranks ask.
     plans = {at: r.agree(PLAN if r.leader else Plan(())) for at, r in sorted(world.ranks.items())}
     assert plans.pop(leader) is PLAN
     assert list(plans.values()) == [HEARD] * 3
@@ -106,7 +105,7 @@ def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatc
         assert rank.agree(PLAN if rank.leader else Plan(())) == (PLAN if rank.leader else HEARD)
         lists[tp] = sent
     for stage in (1, 2):
-        # The first rank of a stage receives the list, and SGLang broadcasts it to the others of its stage.
+        # The first rank of a stage receives the list, and SGLang broadcasts it to the stage's other ranks.
         for tp in range(2):
             received = pickle.loads(pickle.dumps(lists[0]))
             rank = world.ranks[stage, 0, tp]

@@ -1,5 +1,5 @@
-"""Receipts of real servers: they add up to what clients wait, name who was before them, and cost a slow answer's reader
-one look. Prefill servers in both of SGLang's loops, servers that decode, and one on an emulated device."""
+"""Receipts of real servers: causes add up to the clients' waiting time and name the requests waited for. Servers:
+prefill servers in both of SGLang's loops, servers that decode, and a server on an emulated device."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ COLOCATED = [
     for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
 ]
 COUNT = int(os.environ.get("LAPS_RECEIPT_REQUESTS", "80"))
-"""Requests to each server."""
+"""Number of requests to each server."""
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL, OVERLAP, *COLOCATED, EMULATED)]
 
 
 @dataclass
 class Seen:
-    """One request as its client saw it."""
+    """One request as seen by its client."""
 
     rid: str
     ttft_ms: float
     receipt: dict[str, Any] | None
     left: dict[str, Any] | None = None
-    """The same when the answer left the server, in the header."""
+    """Receipt in the header, completed when the answer left the server."""
 
     @property
     def missed_ms(self) -> float:
-        """Time in the server that its receipt knows nothing of (milliseconds)."""
+        """Time in the server that its receipt in the body misses (milliseconds)."""
         assert self.receipt
         assert self.left
         return float(self.left["ttft_ms"]) - float(self.receipt["ttft_ms"])
 
     @property
     def way_ms(self) -> float:
-        """Time outside the server (milliseconds)."""
+        """Part of the TTFT outside the server (milliseconds)."""
         assert self.left
         return self.ttft_ms - float(self.left["ttft_ms"])
 
 
 def body_of(prefill: Prefill, prompt: list[int], rid: str, new: int = 6) -> dict[str, Any]:
-    """A body for ``/generate``: on a server that decodes a stream."""
+    """Return a body for ``/generate``; on a server that decodes it asks for a stream."""
     if prefill.setup.mode != "null":
         return ask(random.Random(rid).getrandbits(60), prompt, rid)
     sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
@@ -65,7 +65,7 @@ def body_of(prefill: Prefill, prompt: list[int], rid: str, new: int = 6) -> dict
 
 
 def seen(prefill: Prefill, connection: http.client.HTTPConnection, prompt: list[int], rid: str) -> Seen:
-    """Ask for a first token. A thread that waits for nothing else sees it as soon as the machine lets it."""
+    """Send a request and time its first token, in a thread that waits for nothing else and thus notices it at once."""
     text = json.dumps(body_of(prefill, prompt, rid))
     begin = time.perf_counter()
     connection.request("POST", "/generate", text, {"Content-Type": "application/json", RECEIPT_HEADER: "1"})
@@ -83,7 +83,7 @@ def connected(prefill: Prefill) -> http.client.HTTPConnection:
 
 
 def mixed(prefill: Prefill, name: str, count: int, *, clients: int = 4, aborts: bool = True) -> list[Seen]:
-    """Long and short prompts in a closed loop, some of them aborted."""
+    """Send long and short prompts in a closed loop; some are aborted."""
     rng = random.Random(count)
     long = 8 * CHUNK if prefill.setup is EMULATED else 3 * CHUNK
     work = [ids(7 * i, long + i if i % 9 == 0 else rng.randint(5, 250)) for i in range(count)]
@@ -113,7 +113,7 @@ def must_add_up(receipt: dict[str, Any]) -> None:
 
 
 class Loopback:
-    """Requests that ask for nothing, for as long as the context lasts: what the way to the server and back takes."""
+    """Context manager that pings the server to measure the time of the way there and back (milliseconds)."""
 
     def __init__(self, prefill: Prefill) -> None:
         self._prefill, self._end, self.took_ms = prefill, threading.Event(), list[float]()
@@ -141,8 +141,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
-    """Within a millisecond, but for the way to the server and back: it is measured beside, for requests wait for a core
-    there, too."""
+    """Agreement within a millisecond, except for the way to the server and back. Pings measure that way at the same
+    time, because requests also wait for a core on it."""
     name = f"sum-{prefill.setup.name}"
     told: list[Seen] = []
 
@@ -161,13 +161,13 @@ def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
             print(f"{name}: P{100 * share:g}: receipts miss {quantile(missed, share):.2f} ms in the server, "
                   f"{quantile(way, share):.2f} ms outside; a ping takes {quantile(loopback.took_ms, share):.2f}"
             )  # fmt: skip
-        # A prompt is longer than a ping, and waits for a core more often.
+        # A prompt is longer than a ping and waits for a core more often.
         outside_ms = quantile(way, 0.5) - 2.0 * quantile(loopback.took_ms, 0.5)
         return quantile(missed, 0.99) <= 1.0 and outside_ms <= 2.0
 
     until_seen(once, "the machine lets processes run as they become ready")
     kept = {r["rid"]: r for r in prefill.get("/laps_receipts?seconds=600")["receipts"]}
-    # An aborted request has a receipt too, though it is answered without.
+    # An aborted request has a receipt, too, although its answer has none.
     aborted = set() if compat.release().missing else {f"{name}-0-{i}-x" for i in range(COUNT)}
     assert aborted | {s.rid for s in told} <= kept.keys()
     for r in kept.values():
@@ -226,7 +226,7 @@ def test_the_timeline_has_one_device_lane_without_overlaps(prefill: Prefill) -> 
         assert e["dur"] >= 0
         while ends and ends[-1] <= e["ts"]:
             ends.pop()
-        # It lies within what it preempts, or after it.
+        # An event lies inside the batch that it preempts, or after it.
         assert not ends or e["ts"] + e["dur"] <= ends[-1], e
         assert not ends or not e["name"].startswith("idle"), e
         ends.append(e["ts"] + e["dur"])

@@ -1,4 +1,4 @@
-"""A server that keeps no receipts has none, and serves as any other."""
+"""A server without receipts returns none and serves like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long request that needs much memory, among short ones: which batches are built, without a server."""
+"""A long request that needs much memory, among short requests: batches that are built, without a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POOL = 4096
 
 
 class Stock:
-    """The batch builder of a stock scheduler, over a pool of POOL tokens."""
+    """Batch builder of a stock scheduler, over a pool of POOL tokens."""
 
     page_size = 1
     enable_staging = False
@@ -54,12 +54,12 @@ class Stock:
 
 
 class Rounds:
-    """Decisions of LAPS, given in advance, one round after another."""
+    """Scheduler with predetermined decisions of LAPS, round by round."""
 
     batch: list[Any]
     owed = True
     joining: tuple[int, ...] = ()
-    """Short requests that share a long batch."""
+    """Indices of short requests that join a long batch."""
 
     laps: Any
     disagg_prefill_inflight_queue: list[Any]
@@ -77,7 +77,7 @@ class Rounds:
         self.disagg_prefill_inflight_queue.append(batch.reqs)
 
     def round(self, ends: bool = True) -> list[int]:
-        """Two short requests come, the oldest batch under way ends. Lengths of what was built then."""
+        """Add two short requests, end the oldest running batch, build a batch; return the lengths of its requests."""
         me: Any = self
         me.waiting_queue = [*me.waiting_queue, request(250), request(250)]
         if ends and me.disagg_prefill_inflight_queue:
@@ -89,7 +89,7 @@ class Rounds:
 
 @pytest.fixture
 def server(adder: Callable[[int, int], Any]) -> Any:
-    """Five short batches are under way, and hold more than the long request leaves."""
+    """Return a scheduler with five short batches in flight, which hold more memory than the long request leaves."""
     from sglang_laps.scheduler import LapsPrefillMixin
 
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
@@ -122,7 +122,7 @@ def test_short_requests_go_on_while_it_is_not_owed(server: Any) -> None:
 
 def test_short_requests_go_on_where_nothing_would_come_free(server: Any) -> None:
     server.waiting_queue.append(request(3000))
-    server.disagg_prefill_inflight_queue.clear()  # their memory is lost for good
+    server.disagg_prefill_inflight_queue.clear()  # their memory never becomes free
     assert server.round() == SHORTS
     assert server.round(ends=False) == []
 
@@ -137,10 +137,10 @@ def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
     else:
         long.laps_tag.new_tokens = 10
         long.full_untruncated_fill_ids = range(10)
-        server.laps.core.classes.use_threshold(255)  # all are looked at again
+        server.laps.core.classes.use_threshold(255)  # all requests are classified again
     assert server.round(ends=False)
 
 
 def test_no_room_is_kept_for_what_could_never_fit(server: Any) -> None:
-    server.waiting_queue.append(request(POOL - 2))  # with its first token and SGLang's page of margin, all of the pool
+    server.waiting_queue.append(request(POOL - 2))  # fills the pool, with its first token and SGLang's page of margin
     assert [server.round() for _ in range(6)] == [SHORTS] * 6

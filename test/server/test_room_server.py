@@ -1,4 +1,4 @@
-"""A long request that needs much memory, among short ones that take again whatever comes free."""
+"""A long request that needs much memory, among short requests that take all memory that becomes free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SMALL = Setup(
     "small-memory",
     (*LAPS, "--max-total-tokens", "4096", "--chunked-prefill-size", "2048", "--laps-wait-window-ms", "0"),
 )
-"""In the overlap loop a short batch is built while another one still holds its memory."""
+"""Servers; in the overlap loop a short batch is built while another batch still holds its memory."""
 pytestmark = on(SMALL)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, aborted: bool) -> None:
-    """Eight short requests fill a batch and half of the memory; the long one needs three quarters of it."""
+    """Eight short requests fill a batch and half of the memory; the long request needs three quarters of the memory."""
     rng = random.Random(7)
     served, enough = 0, 1500
     done = asyncio.Event()
@@ -44,7 +44,7 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
         return http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), rid))
 
     async def one_that_waits(http: Any) -> tuple[str, asyncio.Future[Any]]:
-        """One that is not there yet cannot be aborted; nor one that found room at once, where the stream faltered."""
+        """Send long requests until one waits; only a request that waits for memory can be aborted there."""
         for i in range(10):
             asked = asyncio.ensure_future(asking(http, f"in-vain-{i}"))
             while not asked.done():

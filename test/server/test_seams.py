@@ -1,4 +1,4 @@
-"""The table of SGLang's names: what it says is so in the release, and our code touches nothing else."""
+"""Table of SGLang's names that we use: it matches the release, and our code touches no other names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_hooks_are_registered_by_the_table_alone() -> None:
 
 
 def overrides(ours: type, stock: type) -> set[str]:
-    """Methods of SGLang's that a class of ours puts before them."""
+    """Return the methods of SGLang that our class overrides."""
     return {name for name, own in vars(ours).items() if callable(own) and hasattr(stock, name)} - {"__init__"}
 
 
@@ -76,7 +76,7 @@ def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
 
 
 def subclassed() -> Iterator[str]:
-    """Classes of SGLang's that are bases of ours, by name."""
+    """Yield the names of SGLang's classes that our classes inherit from."""
     for text in SOURCES.values():
         tree = ast.parse(text)
         theirs = {
@@ -92,12 +92,12 @@ def subclassed() -> Iterator[str]:
 
 def test_what_is_subclassed_is_in_the_table() -> None:
     table = {name for name in of("overridden") if name.rpartition(".")[2][0].isupper()}
-    # The mixin's base is the scheduler for type checkers alone; it replaces it.
+    # The scheduler is the mixin's base only for type checkers; the mixin replaces the scheduler class.
     assert set(subclassed()) - {"managers.scheduler.Scheduler"} == table
 
 
 def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
-    """Attributes that a batch finds again as they were (the slot, the queue) are put back where they are set."""
+    """Attributes that are set only while a batch is built (the slot, the queue) are restored in the same function."""
     setting = re.compile(
         r"\b(?:\w*runner(?:\.(?:attn_backend|eager_runner))?|attention|scheduler|manager|mooncake\.\w+"
         r"|module(?:\.DraftBackendFactory)?|dp_attention|forward_batch_info|logits_processor"
@@ -201,7 +201,7 @@ def test_each_release_has_an_environment_and_only_differences() -> None:
 
 
 class Stock:
-    """A scheduler, as far as the guard needs one."""
+    """Scheduler with the fields that the guard needs."""
 
     laps: Any = None
 

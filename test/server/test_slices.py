@@ -1,4 +1,4 @@
-"""Long batches in slices on real servers: what preempts them, what must wait, and that every token stays right."""
+"""Long batches in slices on real servers: preemptions, actions that must wait, and right tokens throughout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = on(LARGE, setup("slices-overlap-512"))
 
 
 def long_prompt(prefill: Prefill, seed: int) -> list[int]:
-    """A prompt that takes a second or more: a CPU computes each chunk over all of the prompt before it."""
+    """Return a prompt that takes a second or more: on a CPU each chunk attends to the whole prompt before it."""
     return ids(seed, 9000 if prefill.setup is LARGE else 4500)
 
 
@@ -57,7 +57,7 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
 def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
     prefill: Prefill, reference: Reference
 ) -> None:
-    """If a chunk is so large that all of them run in one long step, each has a batch of its own sooner."""
+    """With a chunk so large that all of them ran in one long step, a batch of its own would be earlier for each."""
     rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
     large = prefill.setup is LARGE
     for burst in range(8):
@@ -90,7 +90,7 @@ def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> Non
 
 
 def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Prefill, reference: Reference) -> None:
-    """A flush, a pause and what comes behind them."""
+    """Checks a flush, a pause and the requests after them."""
     prompt = long_prompt(prefill, 2)
 
     async def scenario() -> None:
@@ -98,7 +98,7 @@ def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Pref
             long = asyncio.ensure_future(post(http, prefill, ask(prompt)))
             await until_slices_run(http, prefill, long)
             async with http.post(prefill.server.url + "/flush_cache") as reply:
-                assert reply.status in (200, 400)  # 200: it was done by then
+                assert reply.status in (200, 400)  # 200: the batch had ended by then
             async with http.post(prefill.server.url + "/pause_generation", json={"mode": "in_place"}) as reply:
                 assert reply.status == 200
             behind = asyncio.ensure_future(post(http, prefill, ask(ids(3, 30))))
@@ -114,11 +114,11 @@ def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Pref
 
 
 def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: Prefill) -> None:
-    """A session is opened and closed, the server profiled and configured; and new requests are taken in after that."""
+    """Opens and closes a session, profiles and configures the server, which then still accepts new requests."""
     seen: set[str] = set()
 
     async def scenario(i: int) -> bool:
-        """Return True once each has been asked for after a long prompt had begun, and answered before its end."""
+        """Return True if all requests were sent after a long prompt had begun and answered before its end."""
         done: dict[str, tuple[float, float]] = {}
         async with load.session() as http:
 

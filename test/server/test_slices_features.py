@@ -1,4 +1,4 @@
-"""Slices together with what else a server does: HiCache, grammars, priorities."""
+"""Slices together with other features of a server: HiCache, grammars, priorities."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Pr
 
 
 async def leave_the_device(http: Any, prefill: Prefill, seed: int) -> None:
-    """Send more than the device holds: what was cached there is left on the host only."""
+    """Send more tokens than the device holds, so that earlier prefixes remain on the host only."""
     for i in range(POOL // 3000 + 1):
         assert (await post(http, prefill, ask(ids(seed + i, 3000))))[0] == 200
 
@@ -83,7 +83,7 @@ def test_a_prefix_that_comes_back_for_the_paused_batch_is_waited_for(prefill: Pr
 
 
 def test_grammars_of_what_is_paused_and_of_what_preempts(prefill: Prefill) -> None:
-    """Each grammar masks its own request's token, whichever batch ran in between."""
+    """Each grammar masks its own request's token, whatever batch ran in between."""
     wanted = {"[0-9]{4}": str.isdigit, "[a-z]{4}": str.islower, "[A-Z]{4}": str.isupper}
     sizes = [4000, 3000, *([40] * 24), 3500]
     before = preemptions(prefill)
@@ -108,8 +108,8 @@ def test_grammars_of_what_is_paused_and_of_what_preempts(prefill: Prefill) -> No
 
 def test_nothing_of_lower_priority_preempts(prefill: Prefill, reference: Reference) -> None:
     def first_of(long: int, short: int, seed: int) -> str:
-        """Which of two is answered first: a long prompt on the device, or a short one that has come then; nothing if
-        it came before or after."""
+        """Return which request was answered first: a running long prompt or a short prompt that arrived meanwhile.
+        Empty if the short prompt arrived before or after."""
         prompt, other, before = ids(seed, 4500), ids(seed + 1, 40), preemptions(prefill)
 
         async def scenario() -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""Every architecture under LAPS, paused at every operator: first tokens and probabilities are those of transformers.
+"""Every architecture under LAPS, paused at every operator: first tokens and probabilities equal those of transformers.
 
-The table of models in docs/LAPS.md lists where the passes of each are paused; here it is compared with what runs.
+The table of models in docs/LAPS.md lists where the passes of each architecture are paused; this file checks the table.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .test_architectures import (
 DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
 WINDOWED = ("gemma2", "gptoss", "mimov2")
-"""Attention sees a window: long prompts of these are cut, too."""
+"""Architectures with sliding-window attention; their long prompts run in several chunks, too."""
 NAMES = architectures.NAMES
 
 
 def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | None = None, **more: Any) -> Setup:
-    """A server that pauses as often as it can."""
+    """Return the setup of a server that pauses as often as possible."""
     chunk = "1024" if architecture in WINDOWED else "4096"
     every = (*LAPS, *EVERY_LAYER, "--chunked-prefill-size", chunk, *args)
     return Setup(f"slices-{architecture}{name}", every, {**CACHED, **(env or {})}, architecture, **more)
@@ -47,14 +47,14 @@ def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | 
 LOOPS = (served, lambda n: served(n, *NORMAL_LOOP, name="-normal"))
 PLAIN = tuple(LOOPS[i % 2](n) for i, n in enumerate(NAMES))
 OTHER = tuple(LOOPS[1 - i % 2](n) for i, n in enumerate(NAMES)) if os.environ.get("LAPS_BOTH_LOOPS") else ()
-"""With LAPS_BOTH_LOOPS=1 each architecture runs in both event loops, otherwise in one, by turns."""
+"""Second event loop of each architecture, with LAPS_BOTH_LOOPS=1; otherwise architectures alternate between loops."""
 EXCHANGE = ("--moe-a2a-backend", "deepep", "--deepep-mode", "normal")
 TWO_BATCHES = ("--enable-two-batch-overlap",)
 EXPERTS = (*EXCHANGE, "--moe-dense-tp-size", "1", "--enable-dp-lm-head")
-"""Nothing is gathered: each rank computes its own tokens, which go to experts by an exchange."""
+"""Arguments without gathering: each rank computes its own tokens, which reach the experts through an exchange."""
 
 PLACED = ("--enable-eplb", "--eplb-rebalance-num-iterations", "40", "--expert-distribution-recorder-buffer-size", "40")
-"""Experts are placed anew every so many passes."""
+"""Arguments for a new placement of experts every 40 passes."""
 COUNTED = served(
     "qwen3moe",
     *(*TP2, *EXCHANGE, "--expert-distribution-recorder-mode", "stat"),
@@ -78,7 +78,7 @@ TOGETHER = (
 
 
 def crowd(rng: random.Random) -> list[list[int]]:
-    """Long prompts, and short ones that come while those run; two of each on a document that is cached."""
+    """Return a document, long prompts, and short prompts to send while these run; some start with the document."""
     document = ids(77, 700)
     longs = [ids(10 + i, n) for i, n in enumerate((1600, 1100, 2200))] + [[*document, *ids(14, 600)]]
     shorts = [ids(100 + i, rng.randint(5, 200)) for i in range(14)]
@@ -86,7 +86,7 @@ def crowd(rng: random.Random) -> list[list[int]]:
 
 
 async def answers(prefill: Prefill, prompts: list[list[int]], **fields: list[Any]) -> list[dict[str, Any]]:
-    """The first prompt by itself, then the long ones, and the short ones once a batch of those runs."""
+    """Send the first prompt alone, then the long ones, then the short ones once a long batch runs; return answers."""
     rng, short_s = random.Random(3), 0.0
 
     async def one(http: Any, i: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def answers(prefill: Prefill, prompts: list[list[int]], **fields: list[Any
 
 
 async def steps_of_many_sizes(prefill: Prefill) -> bool:
-    """Pairs of prompts, one for each data-parallel rank, until both ranks know how long their steps take."""
+    """Send pairs of prompts, one for each DP rank, until both ranks know their step times; False if they never do."""
     async with load.session() as http:
         for i in range(200):
             sizes = (20 + 37 * i % 230, 20 + 91 * i % 230)
@@ -200,7 +200,7 @@ def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: R
 
 
 def table() -> dict[str, str]:
-    """Table of models in docs/LAPS.md: class name -> where its passes are paused."""
+    """Return the table of models in docs/LAPS.md: class name -> where its passes are paused."""
     rows = re.findall(r"^\| (layer,[^|`]*) \| (`[^|]+) \|", DOCS.read_text(), re.MULTILINE)
     named = [(f"{name}ForCausalLM", where) for where, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert len(dict(named)) == len(named), "an architecture is listed twice"

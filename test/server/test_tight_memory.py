@@ -1,5 +1,5 @@
-"""Random loads that never let up, over a small pool of KV tokens: nobody waits for ever. In virtual time, with SGLang's
-own adder and without a server."""
+"""Random permanent load on a small KV pool: no request waits forever. Runs in virtual time, with SGLang's own adder and
+without a server."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ __all__ = ["adder"]
 THRESHOLD = 256
 FIXED_S = 6e-3
 MODEL = Profile(name="made up", source="this test", coefficients=Coefficients(1e-8, 25e-6, 0.0, 0.0, FIXED_S)).model()
-"""Much like an 8B model on an H200."""
+"""Latency model similar to an 8B model on an H200."""
 SPAN_S = 20.0
 
 
 def lone_s(tokens: int) -> float:
-    """Return the time of a prompt by itself (seconds)."""
+    """Return the time of a lone prompt (seconds)."""
     return MODEL.predict([(tokens, 0)]) or 0.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load of as many clients of each class, each with one request at a time."""
+    """Load of clients of both classes, each with one request at a time, and the server's parameters."""
 
     chunk: int
     pool: int
     layers: int
-    """0 = no slices."""
+    """Layers of the model; 0 for a server without slices."""
     overlap: bool
-    """A batch's result is processed when the next one has been sent."""
+    """True to process a batch's result after the next batch has been sent."""
     transfer_s: float
-    """A prompt keeps its memory for so long after its last chunk."""
+    """Time for which a prompt keeps its memory after its last chunk (seconds)."""
     shorts: int
     longs: int
     longest: int
@@ -64,14 +64,14 @@ class Load:
 
     @property
     def long_share(self) -> float:
-        """Return the share of time that long work has at least (docs/LAPS.md)."""
+        """Return the least share of the time for long work (docs/LAPS.md)."""
         gap_s = FIXED_S / LapsConfig().preempt_overhead
         return 1.0 / stretch(gap_s, lone_s(max(THRESHOLD, self.chunk // 2)))
 
 
 @dataclass
 class Virtual:
-    """A scheduler of one rank whose clock runs as fast as its batches say."""
+    """Scheduler of one rank with a virtual clock that advances by the predicted times of its batches."""
 
     load: Load
     seed: int
@@ -79,12 +79,12 @@ class Virtual:
     waiting_queue: list[Any] = field(default_factory=list)
     chunked_req: Any = None
     disagg_prefill_inflight_queue: list[Any] = field(default_factory=list)
-    """Prompts whose KV cache is on its way, and when it has arrived."""
+    """Prompts whose KV cache is in transfer until ``there_s``."""
     running: list[Any] = field(default_factory=list)
-    """Batches whose results are not processed."""
+    """Batches whose results are not processed yet."""
     waits_s: dict[str, list[float]] = field(default_factory=lambda: {SHORT: [], LONG: []})
     work_s: float = 0.0
-    """Time of long work, without the short requests in its steps."""
+    """Time of long work, without short requests in the same steps (seconds)."""
 
     page_size = 1
     enable_staging = False
@@ -108,7 +108,7 @@ class Virtual:
         heapq.heapify(self.coming)
 
     def stock(self, running: Any) -> Any:
-        """SGLang's own way to the next batch."""
+        """Build the next batch as SGLang does."""
         make, queue, chunk = self.builder.adder, self.waiting_queue, self.chunked_prefill_size
         made, self.chunked_req = filled(make, self.cache, queue, chunk, self.chunked_req)
         assert self.cache.free >= 0
@@ -122,7 +122,7 @@ class Virtual:
         return SimpleNamespace(running_batch=running, batch_to_run=batch if reqs else None)
 
     def take_in(self) -> None:
-        """Take in what has come, and free the memory of what has arrived elsewhere."""
+        """Queue requests that have arrived, and free the memory of prompts whose transfer has ended."""
         while self.coming and self.coming[0][0] <= self.now:
             _, client, cls = heapq.heappop(self.coming)
             low, high = (1, THRESHOLD) if cls == SHORT else (THRESHOLD + 1, self.load.longest)
@@ -136,7 +136,7 @@ class Virtual:
         self.cache.free += sum(r.seqlen for r in arrived)
 
     def run(self, batch: Any) -> None:
-        """In slices, if it is one of long work."""
+        """Run a batch; a batch of long work runs in slices."""
         flight: Any = self.core.take_next()
         flight.started = self.now
         took_s = MODEL.predict(flight.shape) or 0.0
@@ -158,7 +158,7 @@ class Virtual:
         self.process(self.load.overlap and not flight.within)
 
     def process(self, left: int = 0) -> None:
-        """Results, but of so many batches."""
+        """Process the results of all but the newest ``left`` batches."""
         while len(self.running) > left:
             batch = self.running.pop(0)
             flight: Any = self.core.flight_of(batch)
@@ -175,7 +175,7 @@ class Virtual:
         return self.builder.build(None, paused).batch_to_run
 
     def serve(self) -> None:
-        """Until the time is over; those that wait then have waited so long."""
+        """Run until SPAN_S; then record the waiting times of the requests that still wait."""
         while self.now < SPAN_S:
             self.take_in()
             batch = self.build()

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks: every rank takes the same decisions, window and clock included."""
+"""Two TP ranks: all ranks make the same decisions, although the window depends on the clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_aborts_stay_in_step(prefill: Prefill) -> None:
 
 @pytest.mark.timeout(600)
 def test_status_asked_all_the_time_does_not_part_the_ranks(prefill: Prefill, reference: Reference) -> None:
-    """Requests on prompts that are being prefilled: their class hangs on when the prefix cache is asked."""
+    """Requests share prompts that are being prefilled, so their class depends on the time of the cache lookup."""
     documents = [ids(7000 + i, 3 * CHUNK) for i in range(4)]
     prompts = [[*documents[i % 4], *ids(8000 + i, 20)] for i in range(36)] + documents
 

@@ -1,4 +1,4 @@
-"""Threads that keep SGLang's books of transfers together, and get in each other's way."""
+"""Races between the threads that share SGLang's transfer state, and their fixes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import warm
 
 
 def run(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A process of its own, in which no plugin is loaded yet."""
+    """Run code in a new process, in which no plugin is loaded yet."""
     return warm.SGLANG.run("-c", PLATFORM + code, env=env)
 
 
 ON, OFF = {"SGLANG_LAPS_SCHEDULER": "1"}, {"SGLANG_LAPS_SCHEDULER": ""}
 STOCK = {**OFF, "ELSEWHERE": "1"}
-"""Another platform than ours, which mends the transfers of every server."""
+"""Environment of stock SGLang on another platform, because ours fixes the transfers of every server."""
 PLATFORM = """
 import os
 import sglang.srt.managers.scheduler, sglang.srt.platforms

@@ -1,4 +1,4 @@
-"""The waiting window and deadlines on a real prefill server. What is asserted holds at any speed of the machine."""
+"""The waiting window and deadlines on a real prefill server; all assertions hold at any speed of the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def window(prefill: Prefill) -> dict[str, Any]:
 
 def test_a_burst_of_a_full_batch_leaves_as_one(prefill: Prefill) -> None:
     def once(i: int) -> bool:
-        """Return True if all of it came within one window."""
+        """Return True if the whole burst arrived within one window."""
         before, dispatched = prefill.totals()["short"], window(prefill)["dispatched"]
         asyncio.run(send_all(prefill, [ids(1000 * i + k, 20) for k in range(8)]))
         after = prefill.totals()["short"]
@@ -52,7 +52,7 @@ def test_a_window_ends_without_a_further_arrival(prefill: Prefill) -> None:
 
 def test_a_hold_ends_with_an_abort(prefill: Prefill) -> None:
     async def scenario(rid: str) -> bool:
-        """Return True if one was aborted while it was held."""
+        """Return True if a request was aborted while it was held."""
         async with load.session() as http:
             held = asyncio.ensure_future(http.post(prefill.server.url + "/generate", json=ask(3, ids(32, 20), rid)))
             while not held.done() and not prefill.get("/laps_status")["queues"]["short"]["depth"]:
@@ -80,7 +80,7 @@ def test_a_deadline_cuts_the_wait(prefill: Prefill) -> None:
     body["sampling_params"]["custom_params"] = {"ttft_slo_ms": 300}
     assert prefill.post("/generate", body)[0] == 200
     after = window(prefill)["dispatched"]
-    # 500 ms would have been waited for; the deadline ends it, whether or not it can still be met.
+    # Without the deadline the hold would last 500 ms; the deadline ends it even if it can no longer be met.
     assert after["window"] == before["window"]
     slo = prefill.get("/laps_status")["slo"]["classes"]["short"]
     assert slo["met"] + slo["missed"] == 1

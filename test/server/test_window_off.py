@@ -1,4 +1,4 @@
-"""Window 0 is the dual queue and nothing else; the adaptive window leaves a lone user alone."""
+"""Window 0 gives the dual queue only; the adaptive window never holds the requests of a lone user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_requests_one_at_a_time_never_wait(prefill: Prefill) -> None:
     for i in range(40):
         asyncio.run(send_all(prefill, [ids(i, 16 + 4 * i)]))
     after = prefill.get("/laps_status")["window"]
-    # With a window of two seconds any wait would stand in the last bucket.
+    # With a window of two seconds any hold would be counted in the last bucket.
     assert after["dispatched"]["window"] == before["dispatched"]["window"]
     assert after["waits_ms"][">50"] == before["waits_ms"][">50"]
 

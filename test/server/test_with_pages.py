@@ -1,4 +1,4 @@
-"""Servers with pages: what SGLang would round to nothing is never asked of it, with slices and without."""
+"""Servers with pages: LAPS never asks for a chunk that SGLang would round to nothing, with slices and without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHOLE_BATCHES = Setup(
     "whole-batches",
     (*LAPS, "--page-size", "64", "--chunked-prefill-size", "192", "--laps-config", json.dumps({"slice_ms": 0})),
 )
-# After test_window_off.py, in the order of names: its lone user comes before any crowd.
+# Sorted after test_window_off.py, because its lone user must come before any crowd.
 pytestmark = on(SLOW_WINDOW, WHOLE_BATCHES)
 
 

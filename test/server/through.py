@@ -1,4 +1,4 @@
-"""Prompts through a stock router, a prefill and a decode server."""
+"""Prompts through a stock router, a prefill server and a decode server."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmark.rig import servers
 
 @pytest.fixture(scope="module")
 def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """In front of the prefill server and a decode server."""
+    """Run a router in front of the prefill server and a decode server."""
     decode = beside.decode(tmp_path_factory)
     with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
         yield r
 
 
 async def generate(http: Any, router: servers.Server, prompt: list[int], new: int) -> list[int]:
-    """The first `new` tokens that the model says to a prompt."""
+    """Return the first `new` tokens of the answer to a prompt."""
     params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     async with http.post(router.url + "/generate", json={"input_ids": prompt, "sampling_params": params}) as reply:
         answer = await reply.json()

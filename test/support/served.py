@@ -236,8 +236,8 @@ class Reference:
         return token, probability
 
     def after_each(self, ids: list[int], tokens: list[int]) -> list[int]:
-        """The next id after `ids`, after those and the first of `tokens`, and so on: `tokens` itself, where all of them
-        are what ``greedy`` says. In one pass."""
+        """Return the greedy next id at each position of `tokens` after `ids`, in one pass: `tokens` itself if all are
+        greedy."""
         return [int(t) for t in self.scores(ids, tokens).argmax(-1)] if tokens else []
 
     def scores(self, ids: list[int], tokens: list[int]) -> Any:

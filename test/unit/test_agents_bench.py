@@ -1,4 +1,4 @@
-"""Coding agents behind the routers: what is sent, and how much of it one cache would have."""
+"""Load of coding agents behind routers: the requests, and the share of them that a single cache would hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_session_goes_on_from_a_system_prompt() -> None:
 @pytest.mark.parametrize("share", [0.4, 0.8])
 def test_as_much_is_asked_for_as_is_said(share: float) -> None:
     offered = [work_s(arrivals(LONGEST, share, 4, 600.0, PROFILE, f"{i}"), PROFILE) / 4 / 600.0 for i in range(8)]
-    # Sessions that begin late end beyond the span.
+    # Sessions that start late end after the span.
     assert 0.7 * share < sum(offered) / len(offered) < 1.1 * share
 
 
@@ -44,7 +44,7 @@ def test_what_one_cache_would_have() -> None:
     def job(stream: int, new: int, cached: int) -> Job:
         return Job(0.0, new, cached, stream, continues_stream=True)
 
-    # Nothing; the system prompt; all of the turn before; of the same again all but the last token.
+    # Cached: nothing; the system prompt; the whole previous turn; of an equal turn all but the last token.
     jobs = [job(0, 100, S), job(SYSTEMS, 50, S), job(0, 10, S + 100), job(0, 10, S + 100)]
     assert kept_at_best(jobs) == 0 + S + (S + 100) + (S + 109)
 

@@ -1,5 +1,5 @@
-"""Several routers in front of the same servers, each with its own clock and with slow, lossy ways to them: what they
-agree on, how soon, and how often they move."""
+"""Several routers in front of the same servers, with different clocks and slow, lossy networks: their agreement on
+pools, its delay, and the number of moves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BEAT_S = PERIOD_S / 5
 
 @dataclass
 class Server:
-    """A prefill server with LAPS: its record, and when that was set to what."""
+    """Prefill server with LAPS: its pool record and the history of its changes."""
 
     url: str
     keeps: bool = True
@@ -58,7 +58,7 @@ class Server:
 
 @dataclass
 class Site:
-    """The servers, and the work of each class that comes to them (so many servers' worth)."""
+    """The servers, and the arriving work of each class (in servers)."""
 
     servers: list[Server]
     work: Work
@@ -67,7 +67,7 @@ class Site:
     loss: float = 0.0
 
     def status(self, server: Server, pool: str) -> bytes:
-        """`pool` counts for a server whose record says nothing. More waits where more comes."""
+        """Return a server's /laps_status. `pool`: pool of servers with empty records. More work, more backlog."""
         pools = [s.record.assignment or pool for s in self.servers]
         mine, now = server.record.assignment or pool, asyncio.get_running_loop().time()
         each = {
@@ -88,7 +88,7 @@ class Site:
 
 
 class Wire(Sessions):
-    """One router's connections to a Site."""
+    """Connections of one router to a Site, with delays and losses."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Wire(Sessions):
 
 
 class Seat:
-    """A router, as far as it decides on pools; its clock is off by ``skew_s``."""
+    """Part of a router that decides on pools; its clock is off by ``skew_s``."""
 
     def __init__(self, site: Site, skew_s: float = 0.0, *, divided: bool = True) -> None:
         config = AllocConfig(interval_s=PERIOD_S, initial_short=len(site.servers) // 2 if divided else None)
@@ -142,24 +142,24 @@ def servers(n: int) -> list[Server]:
 
 
 def changes(site: Site) -> list[float]:
-    """When a server's pool was changed, after it was first set."""
+    """Return the times of all changes of servers' pools, without the first setting of each."""
     return sorted(at for s in site.servers for at, _ in s.changes[1:])
 
 
 def even(n: int) -> Work:
-    """Return the work that ``n`` servers can do in two halves."""
+    """Return work that ``n`` servers in two equal pools can do."""
     return Work(0.3 * n, 0.3 * n)
 
 
 def more_short(n: int) -> Work:
-    """Return the work that they can do with most of them for short work; of three that are not divided yet, it divides
-    them."""
+    """Return work for which most of ``n`` servers must serve short prompts; for three servers, work that divides an
+    undivided fleet."""
     return Work(0.9, 1.4) if n == 3 else Work(0.6 * n, 0.1 * n)
 
 
 @cache
 def needed(n: int) -> int:
-    """Moves that a router alone makes when ``more_short`` comes."""
+    """Return the number of moves that a single router makes when ``more_short`` arrives."""
 
     async def alone() -> int:
         site = Site(servers(n), even(n), random.Random(0))
@@ -199,9 +199,9 @@ def test_routers_agree_and_move_no_more_than_one_router_would(
             if starts and loop.time() >= starts[0]:
                 starts.pop(0)
                 seats.append(Seat(site, rng.uniform(-1e6, 1e6), divided=n != 3))
-                # Its first look takes as long as the way there and back.
+                # The first query takes as long as the way there and back.
                 await asyncio.sleep(2 * delay_s + 0.1)
-            # Two signal periods, and what the network takes to ask, to be refused a move, and to ask again.
+            # Two signal periods, and the network time to query, to be refused a move, and to query again.
             recent = [at for s in site.servers for at, _ in s.changes if loop.time() - at < 2 * BEAT_S + 4 * delay_s]
             if loop.time() > 2 * BEAT_S and not recent:
                 told = {s.url: s.record.assignment for s in site.servers}
@@ -209,7 +209,7 @@ def test_routers_agree_and_move_no_more_than_one_router_would(
         made = changes(site)
         assert len(made) <= alone + 1
         assert len(made) == sum(seat.moves for seat in seats)
-        # What one router has decided at once, and nothing else for as long as it takes to show.
+        # All moves of one decision are close together; the next decision comes after their effect is visible.
         assert all(b - a < BEAT_S or b - a >= 0.9 * PERIOD_S - 2 * BEAT_S for a, b in pairwise(made))
 
     virtual.run(scenario())
@@ -230,7 +230,7 @@ def test_lost_answers_and_restarts_do_not_make_routers_disagree_for_long(seed: i
             seats.append(Seat(site, rng.uniform(-1e6, 1e6)))
             site.work = rng.choice([Work(2.4, 0.4), Work(0.4, 2.4)])
         site.work, site.loss = even(4), 0.0
-        # A server that was restarted just now is found in one beat, and what it is told then in another.
+        # One beat finds a server that has just restarted; another beat shows what it was told then.
         await asyncio.sleep(3 * BEAT_S)
         while any(asyncio.get_running_loop().time() - at < 2 * BEAT_S for at in changes(site)):
             await asyncio.sleep(0.1)
@@ -270,7 +270,7 @@ def test_of_routers_that_decide_at_one_instant_for_different_servers_one_moves(o
         seats += [Seat(site), Seat(site)]
         await asyncio.sleep(11.0)
         for seat, i in zip(seats, (5, 6, 7), strict=True):
-            # Each thinks that another server is the cheapest to move.
+            # For each router another server is the cheapest to move.
             for instance in seat.pools.instances:
                 instance.outstanding_tokens = 0 if instance is seat.pools.instances[i] else 1000
         site.work = more_short(8)
@@ -297,7 +297,7 @@ def test_servers_that_keep_no_record_move_for_each_router_alone(change: str, cap
 
     with caplog.at_level(logging.WARNING):
         virtual.run(scenario())
-    # Who may not write it says so, once for each server.
+    # A router that may not write the record logs that once for each server.
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == (8 if change == "writable" else 0)
     assert all("--api-key" in line for line in said)

@@ -1,4 +1,4 @@
-"""Settings of the router: what divides a fleet, and how many servers two pools need."""
+"""Settings of the router: division of a fleet, and number of servers for two pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts in the HTTP server: completed with what the scheduler does not see, once, and in a header if asked for."""
+"""Receipts in the HTTP server: completed once with the time outside the scheduler, and in a header on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def receipt(rid: str = "a", ms: float = 2.0) -> dict[str, Any]:
 
 
 async def answers(state: Any, events: int) -> list[dict[str, Any]]:
-    """Answers of a request as they leave, the scheduler's first one with a receipt."""
+    """Return a request's answers as sent to the client; the scheduler's first answer has a receipt."""
 
     async def stock(*_: Any, **__: Any) -> AsyncIterator[Any]:
         for i in range(events):
@@ -58,7 +58,7 @@ def test_a_header_where_it_is_asked_for(asks: bool) -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        assert bool(sent) is not asks  # held until the first token
+        assert bool(sent) is not asks  # the answer is held until the first token
         state = fresh(time.perf_counter())
         await asyncio.gather(*(asyncio.create_task(answers(state, 1)) for _ in range(1)))
         await send({"type": "http.response.body", "body": b"x"})

@@ -1,4 +1,4 @@
-"""No learnt model ends the scheduler: a term that the measured steps do not show is 0, and any of them may be."""
+"""Every learned latency model is safe for the scheduler: any term can be 0 if the measured steps do not show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of the architecture names all packages, and files and folders that they have; no file is long."""
+"""The picture of the architecture names all packages, and only existing files and folders; no file is too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src", REPO)
 PACKAGES = {"laps_core", "laps_plan", "laps_top", "sglang_laps", "laps_emulate", "sglang_router_laps", "benchmark"}
 LONGEST = 300
-"""Lines of a file."""
+"""Most lines of a file."""
 
 
 def drawn() -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Requests that the window expects after an event."""
+"""Arrivals that the window expects after an event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOM = 16
 
 
 def taught(*groups: tuple[int, int, float]) -> Groups:
-    """Groups that have been seen, a second apart: size, how many came, and how late (seconds)."""
+    """Return Groups after these groups, a second apart: (size, number that came, delay in seconds)."""
     me = Groups(20 * MS)
     for i, (size, came, late_s) in enumerate(groups):
         me.begin(float(i), size)

@@ -1,4 +1,4 @@
-"""The simulator beside a real GPU: the arrivals of a piece are played again."""
+"""The simulator compared with a real GPU: it replays the arrivals of a measured piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of the device that each batch had."""
+"""Device time of each batch."""
 
 from __future__ import annotations
 

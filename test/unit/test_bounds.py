@@ -1,4 +1,4 @@
-"""Promises to both classes under overload: the pacer as a whole, on a toy device that runs slices."""
+"""Bounds for both classes under overload: the whole pacer, on a toy device that runs slices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Job:
     began: float = -1.0
     finished: float = -1.0
     ahead: int = 0
-    """Tokens of its class that were there when it came."""
+    """Tokens of the same class that waited when the job arrived."""
     slo_s: float | None = None
 
     @property
@@ -62,12 +62,12 @@ class Batch:
 
 
 Feed = Callable[["Toy"], list[Job]]
-"""Returns the jobs that come now, given those that wait."""
+"""Function that returns the jobs that arrive now, given the toy's waiting jobs."""
 
 
 @dataclass
 class Toy:
-    """One device, one batch on it at a time, long ones in slices; a batch takes what the model says."""
+    """Device with one batch at a time; long batches run in slices, and each batch takes the predicted time."""
 
     feed: Feed
     layers: int = LAYERS
@@ -152,7 +152,7 @@ class Toy:
         self.paused.pop()
         batch.end = self.now
         if self.paused:
-            # One below that is paused for both, and is told of this time with its own.
+            # A batch further below is paused for both; it gets this time as part of the paused time above it.
             self.paused[-1].paused_s += batch.end - batch.begin
         batch.running.started = batch.begin
         self.pacer.record_result(batch.running, self.paused[-1].running if self.paused else None, self.now)
@@ -165,7 +165,7 @@ class Toy:
 
 
 def played(jobs: list[Job]) -> Feed:
-    """These, as they come."""
+    """Return a feed of these jobs at their arrival times."""
     coming = sorted(jobs, key=lambda j: j.arrival)
 
     def feed(toy: Toy) -> list[Job]:
@@ -234,8 +234,8 @@ def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, flo
 def saturated(
     shorts: int, tokens: int, longs: list[Job], small: int, least: int, most: int, slo_s: float | None = None
 ) -> Feed:
-    """`shorts` short requests of `tokens` wait always, each with this deadline, and `small` long prompts of `least` to
-    `most` tokens; `longs` come as they come."""
+    """Return a feed that keeps `shorts` short requests of `tokens` waiting, each with this deadline, and `small` long
+    prompts of `least` to `most` tokens. `longs` arrive at their times."""
     rest, made = played(longs), 0
 
     def feed(toy: Toy) -> list[Job]:
@@ -255,10 +255,10 @@ def longest(toy: Toy, cls: ClassName) -> float:
 
 
 def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float, *, deadlines: bool) -> float:
-    """Time to the first token. Guard: (A + B) / share of long time, A the batches of the prompts that came before it
-    and its own; gap: of a time T what is preempted has (T - R - P) G / (G + R), R a batch of short requests and one of
-    smaller prompts, which has a gap of its own, and a run of those that a deadline presses, P those that were saved up.
-    B once more for the batch that it meets."""
+    """Return the bound of a prompt's TTFT (seconds). Guard: (A + B) / share of long time, where A is the batches of
+    this and of earlier prompts, B the longest batch. Gap: of a time T, preempted work has (T - R - P) G / (G + R). R is
+    a short batch, a batch of smaller prompts (with its own gap) and a run of urgent batches, P the saved preemptions.
+    B is added once more for the batch that runs at the prompt's arrival."""
     b, s = longest(toy, LONG), longest(toy, SHORT)
     s += max((x.seconds for x in toy.ran if x.cls is LONG and x.within), default=0.0)
     a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
@@ -302,8 +302,7 @@ def test_no_long_prompt_waits_longer_than_promised(
     overhead: float,
     slo_s: float | None,
 ) -> None:
-    """Smaller prompts and short requests, with deadlines or without, come for ever; the promise is kept all the
-    same."""
+    """The bound holds although smaller prompts and short requests, with or without deadlines, arrive forever."""
     jobs = made(big)
     knobs: dict[str, object] = {"guard": share, "preempt_overhead": overhead}
     toy = Toy(saturated(shorts, tokens, jobs, small, *sizes, slo_s), knobs=knobs)
@@ -316,7 +315,7 @@ def test_no_long_prompt_waits_longer_than_promised(
 
 
 def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
-    """Short batches as long as the gap, and between two of them a prompt so small that overtaking always pays."""
+    """Short batches are as long as the gap; between two of them comes a prompt so small that overtaking always pays."""
     job = Job(16_000, 0.0)
     toy = Toy(saturated(3, 256, [job], 1, 257, 400), knobs={"preempt_overhead": 1.0})
     toy.run(lambda toy: job.finished >= 0.0, limit_s=60.0)
@@ -333,7 +332,7 @@ def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
 def test_short_requests_are_served_in_turn_and_wait_no_longer_than_promised(
     shorts: int, tokens: int, small: int, sizes: tuple[int, int], overhead: float
 ) -> None:
-    """Before each short batch: the gap, what is paused where preempting does not pay, and the short batch before it."""
+    """A short batch waits for the gap, paused batches (if preempting does not pay), and the short batch before it."""
     toy = Toy(saturated(shorts, tokens, [], small, *sizes), knobs={"preempt_overhead": overhead})
     toy.run(lambda toy: toy.now > 6.0)
     served = sorted((j for b in toy.ran for j, _ in b.parts if j.cls is SHORT), key=lambda j: j.began)

@@ -1,4 +1,4 @@
-"""The circuit breaker of a server: when it opens, tries and closes."""
+"""Circuit breaker of a server: conditions to open, to try and to close."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_breaker_opens_tries_and_closes() -> None:
     assert b.enter()
     assert b.admits()
     assert b.enter()
-    # As many on trial as successes are asked for, and no more.
+    # No more requests on trial than required successes.
     assert not b.admits()
     b.succeeded()
     b.leave()
@@ -70,7 +70,7 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
     b.failed()
     assert b.state == "open", "a failure of exactly so long ago counts"
     b, clock = broken()
-    # More failures than successes open it, although no two follow each other without a success near.
+    # More failures than successes open the breaker, even if no two failures are consecutive.
     for _ in range(4):
         b.failed()
         b.failed()

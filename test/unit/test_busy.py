@@ -1,4 +1,4 @@
-"""How busy a device was, with an exact answer wherever there is one."""
+"""Busy share of a device, compared with exact values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waiting requests are short: what the prefix cache leaves of them, and what the builder finds."""
+"""Classes of waiting requests: by the tokens that the prefix cache leaves, and after the builder's result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_short_request_that_outgrew_its_class_waits_as_long_with_the_work_that
     me.batches = 7
     assert not me.outgrown(req, 256)
     assert me.outgrown(req, 900)
-    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
+    # Long until a batch has run: classified again at once it could become short, and be refused forever.
     assert (req.laps_tag.new_tokens, req.laps_tag.history, req.laps_tag.looked) == (900, 100, 7)
     assert me.class_of(req) is LONG
 
@@ -40,7 +40,7 @@ def test_what_the_builder_cannot_place_waits_as_long_however_short_it_is() -> No
 
 
 def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() -> None:
-    """A turn of 50 tokens on 30,000 cached ones is long, and takes no longer than any 50 tokens."""
+    """A turn of 50 tokens on 30,000 cached tokens is long, but takes only as long as any 50 tokens."""
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
     req: Any = SimpleNamespace(
         time_stats=times, sampling_params=SimpleNamespace(custom_params=None), seqlen=30_050, priority=None

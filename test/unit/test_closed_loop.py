@@ -1,4 +1,4 @@
-"""The waiting window against a toy device with closed-loop clients: deterministic, no real time passes."""
+"""The waiting window on a toy device with closed-loop clients: deterministic, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AWD = LapsConfig()
 
 
 def nothing(window: Window) -> Plan:
-    """Nothing waits."""
+    """Return the plan of the window when no request waits."""
     window.record_empty_queue()
     return Plan((), held="window")
 
@@ -54,10 +54,10 @@ def closed_loop(
     noise: float = 0.0,
     poll: bool = False,
 ) -> Run:
-    """``users`` clients, each sending its next request a think time after its last one completed.
+    """Run ``users`` clients; each sends its next request a think time after its last request completed.
 
-    A batch takes fixed_s + per_token_s x tokens, and 0.3 ms pass before the next poll. ``known``: the window may
-    predict that. ``poll``: arrival times are those of the poll that finds them.
+    A batch takes fixed_s + per_token_s x tokens, and 0.3 ms pass before the next poll. ``known``: the window can
+    predict this time. ``poll``: requests get the time of the poll that finds them as arrival time.
     """
     rng = random.Random(seed)
     clients = [random.Random(f"{seed}/{i}") for i in range(users)]

@@ -1,4 +1,4 @@
-"""The comparison of servers that decode, too: what LAPS is compared with, and what is told of it."""
+"""Comparison of servers that prefill and decode: the rivals of LAPS, and the reported figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beats and decisions: when the controller is asked, whatever the timer does."""
+"""Times at which the controller decides, for any irregularity of the timer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD_S, SAMPLE_S = 5.0, 1.0
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a decision was asked for."""
+    """Return the list of times at which a decision was requested."""
     times: list[float] = []
 
     def decide(_: PoolController, now: float) -> list[Move]:
@@ -50,7 +50,7 @@ def test_for_three_periods_after_a_change_of_the_work_every_beat_decides(asked: 
     for now in range(90):
         work = Work(0.1, 0.8) if now < 60 else Work(0.8, 0.1)
         made.step(float(now), [InstanceSignals(name="a", pool="both", busy=work)])
-    # It began at 59 s, and was known two samples later.
+    # The change began at 59 s and was detected two samples later.
     assert [t for t in asked if t >= 55.0] == [55.0, 60.0, *map(float, range(61, 76)), 80.0, 85.0]
 
 

@@ -1,4 +1,4 @@
-"""The state of a scheduler under LAPS: what the builder is shown, who is in progress, what a batch did. No SGLang."""
+"""Scheduler state of LAPS: requests shown to the builder, prompts in progress, results of batches. No SGLang."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     me = core(priority=lambda r: sign * (r.priority or 0))
     shorts = [Request("s", 50, priority=p) for p in short]
     longs = [Request("L", 900, priority=p) for p in long]
-    # A batch that preempted has just ended: without a priority long work has its turn.
+    # A preempting batch has just ended: without priorities it is the turn of long work.
     me.pacer.gap.record_launch(0.99)
     me.pacer.gap.record_end(0.99, 1.0)
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
@@ -114,7 +114,7 @@ def test_behind_more_requests_than_are_looked_at_a_high_priority_is_seen() -> No
 
 
 def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
-    """With HiCache storage SGLang's builder skips a request until its pages are there."""
+    """With HiCache storage SGLang's builder skips a request until its pages have been fetched."""
     a, b, c = Request("a", 300), Request("b", 600), Request("c", 600)
     me, queue = core(), [a, b, c]
 
@@ -149,7 +149,7 @@ def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
 
 
 def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory() -> None:
-    """No batch may run before they do: a session's next turn, say, where sessions hold the memory."""
+    """Otherwise possibly no batch could ever run, if sessions hold the memory and the next turn was not ready."""
     a, b = Request("a", 300), Request("b", 600)
     me = core()
 
@@ -166,7 +166,7 @@ def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory
     assert nothing_built(False) == ["a"]
 
 
-# -- what the builder is shown
+# -- requests shown to the builder
 
 
 def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() -> None:
@@ -178,10 +178,10 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
         plan = Plan((cls,), picked=(2, 0), long=LongBatch((1,), 300))
         return [(p.queue, p.slot) for p in me.parts(plan, lines, beside=beside)]
 
-    # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
+    # The builder fills a whole chunk, but beside the activations of the paused batch only half a chunk fits.
     assert parts(SHORT, True) == [([shorts[2], shorts[0]], None)]
     assert parts(SHORT, False) == [([shorts[2], shorts[0], shorts[1]], None)]
-    # A prompt in progress would be cut, and there is one slot for that.
+    # A prompt in progress would be cut, and there is only one slot for a cut prompt.
     assert parts(LONG, True) == [([longs[0]], None)]
     assert parts(LONG, False) == [([longs[0]], None), ([], parked)]
 
@@ -296,7 +296,7 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
 
 
 def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:
-    """The overlap loop decodes its batch before it processes the result."""
+    """The overlap loop decodes (and can retract) a batch before it processes the batch's result."""
     me = core()
     one = flight(me, started=1.0, done=1.25)
     one.reqs[0].laps_tag = None
@@ -315,7 +315,7 @@ def test_a_batch_that_nobody_waited_for_counts_its_time_and_no_requests() -> Non
 
 
 def test_a_result_finds_its_batch_once() -> None:
-    """By the batch's number: a pipeline makes the result anew, and the overlap loop copies the batch."""
+    """Found by the batch's number, because a pipeline creates new results and the overlap loop copies the batch."""
     me, batch, copy, other = core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))
     one, two = flight(me), flight(me)
     me.record_launch(batch, one)

@@ -1,4 +1,4 @@
-"""Deadlines of requests: what counts as one, and when a request came."""
+"""Deadlines of requests: valid values, and the arrival time of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a decode step goes before prompts, and what stays with prompts whatever streams ask for."""
+"""Precedence of decode steps over prompts, and the share of time that prompts always keep."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Account, LongBatch, Paused, Plan, Waiting
 
 TOKEN_S = 1e-4
-"""Time of a token of a prompt; a step costs nothing else."""
+"""Time of a prompt token (seconds); a prefill step costs nothing else."""
 STEP_S = 0.01
 
 
 class Reads(Coefficients):
-    """A device whose decode step reads the weights for as long as it lasts. A prompt hides that."""
+    """Device whose decode step takes as long as reading the weights, which a prefill step hides."""
 
     step_s = STEP_S
 
@@ -42,7 +42,7 @@ def paused(slice_s: float = 0.004) -> Paused:
 
 
 def decode(target_ms: float | None = 100.0, *, ended_s: float = 0.0) -> Decode:
-    """With streams whose last step, of STEP_S, ended then."""
+    """Return a Decode with four streams whose last step, of STEP_S, ended at ``ended_s``."""
     made = Decode(target_ms)
     made.set_streams(ended_s - STEP_S, 4)
     made.record_launch()
@@ -69,7 +69,7 @@ def test_what_a_step_takes_follows_the_streams() -> None:
 
 @pytest.mark.parametrize(("now", "goes"), [(0.080, False), (0.0849, False), (0.0871, True), (0.5, True)])
 def test_in_a_pause_a_step_runs_as_late_as_it_may(now: float, goes: bool) -> None:
-    """0.1 s after the last one, less a step and the next slice."""
+    """Latest start: 0.1 s after the last step, minus a step and the next slice."""
     plan = decode().adjust_plan(now, Plan(()), [], [], paused(), sizes())
     assert (plan.decode == "first", plan.order) == (goes, ())
 
@@ -133,7 +133,7 @@ ROW_S = TOKEN_S
 def carrying(
     now: float, plan: Plan, *, context: int | None = 400, streams: int = 4, chunk: int = 4096, **more: Any
 ) -> Plan:
-    """The plan of a server with streams whose last step ended at 0, their target being 0.1 s."""
+    """Return the adjusted plan of a server with streams whose last step ended at 0 and whose target is 0.1 s."""
     made, shorts, longs = decode(), more.get("shorts", ()), more.get("longs", ())
     made.set_streams(now, streams, context)
     return made.adjust_plan(now, plan, waiting(*shorts), waiting(*longs), more.get("beside"), sizes(chunk=chunk))
@@ -152,7 +152,7 @@ def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -
 
 
 def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> None:
-    """That is for contexts, which a step reads for each stream, and a prompt once for many tokens."""
+    """The rest of a step is for contexts: a step reads the context of each stream, a prefill once for many tokens."""
     made = decode()
     made.set_streams(0.0, 4, 400_000)
     assert made.rows_s(sizes()) == pytest.approx(4 * ROW_S)
@@ -160,7 +160,7 @@ def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> No
 
 
 def test_rows_have_their_tokens_in_time() -> None:
-    """At 0.1 s, with the time of the step that they save: as many prompts run with them as end by then."""
+    """Tokens are due at 0.1 s. Rows save a step, and prompts may use its time: as many run as end by then."""
     plan = Plan((SHORT,), picked=(0, 1, 2))
     split = carrying(0.0705, plan, shorts=(100, 100, 100), beside=paused())
     assert (split.decode == "carried", split.picked, split.split) == (True, (0, 1), True)
@@ -195,7 +195,7 @@ def test_a_step_that_is_due_takes_short_requests_along_which_may_not_preempt_yet
 
 
 def test_the_longer_step_runs_early_enough_for_its_tokens() -> None:
-    """The 18.4 ms of both end by 100 ms if it begins by 81.6 ms; the next slice would end after that."""
+    """Step and short requests take 18.4 ms, so they must start by 81.6 ms; the next slice would end after that."""
     plan = Plan((), picked=(0,), account=Account(contended=True))
     assert carrying(0.077, plan, shorts=(180,), beside=paused()) == plan
     assert carrying(0.078, plan, shorts=(180,), beside=paused()).decode == "carried"
@@ -250,7 +250,7 @@ def test_prompts_keep_their_share_whatever_streams_ask_for(
 @settings(max_examples=100)
 @given(st.integers(0, 1 << 30), st.one_of(st.none(), st.floats(0.1, 500.0)), st.integers(1, 400))
 def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_ms: float | None, streams: int) -> None:
-    """Short batches that follow each other, in pauses or between batches, take rows where they may."""
+    """Consecutive short batches, in pauses or between batches, carry rows if they may."""
     rng, made, now = random.Random(seed), Decode(target_ms), 0.0
     rows_s, step_s = streams * ROW_S, 0.004 + streams * ROW_S
     log: list[tuple[float, float]] = []
@@ -276,7 +276,7 @@ def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_m
 
 @given(st.integers(0, 1 << 30), st.floats(30.0, 500.0))
 def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: float) -> None:
-    """Slices of one length, short batches of any: each step ends by the target, where that leaves prompts a share."""
+    """Slices of one length, short batches of any: each step ends by the target if prompts still get their share."""
     rng, made, now, slice_s, step_s = random.Random(seed), Decode(target_ms), 0.0, 0.004, 0.005
     made.set_streams(now, 8)
     for _ in range(200):

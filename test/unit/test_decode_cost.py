@@ -1,4 +1,4 @@
-"""Cost of decode steps: the weights once, every context, and what the memory of a device allows."""
+"""Cost of decode steps: one read of the weights, every context, within the bandwidth of a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from laps_plan.kernels.decode import DecodeSample
 from laps_plan.profile import Profile
 
 BANDWIDTH = {"h200_sxm": 4.8e12, "h100_sxm": 3.35e12}
-"""Bytes per second of a device's memory."""
+"""Memory bandwidth by device (bytes per second)."""
 WEIGHTS = {"Qwen/Qwen3-8B": (15.1e9, 15.1e9), "Qwen/Qwen3-32B": (64e9, 64e9), "Qwen/Qwen3-30B-A3B": (6e9, 60e9)}
-"""Bytes that a step of one stream reads, and one of very many: of a mixture of experts all of them."""
+"""Bytes of weights read by a step of one stream, and of very many streams (all experts of a mixture of experts)."""
 CONTEXT = {"Qwen/Qwen3-8B": 147_456, "Qwen/Qwen3-32B": 262_144, "Qwen/Qwen3-30B-A3B": 98_304}
 """Bytes of KV cache per token."""
 KEPT = pytest.mark.parametrize(("system", "model", "tp"), command.KEPT)

@@ -62,7 +62,7 @@ def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     cli.add_laps_args(parser)
     flags = [s for action in parser._actions for s in action.option_strings]
-    # Flags stand there with what they take.
+    # The manual can show a flag with its value.
     assert not [flag for flag in flags if not re.search(rf"`{flag}[` ]", ROUTER)]
     knobs = ROUTER[ROUTER.index("Keys of `--laps-alloc-config`") : ROUTER.index("Of the stock flags")]
     assert not [f.name for f in fields(AllocConfig) if f"`{f.name}`" not in knobs]
@@ -73,13 +73,13 @@ def test_every_stock_flag_that_counts_is_in_the_routers_manual() -> None:
     from sglang_router_laps import stock_flags
 
     told = {name for name in stock_flags.HONOURED if f"`{stock_flags.flag(name)}" in ROUTER}
-    # Some are told of together, some are made of others; and where it listens needs no word.
+    # Some flags are described together, some are derived from others; host and port need no description.
     shown = {name for name in stock_flags.HONOURED if name.startswith(("health_", "retry_")) or name.endswith("_urls")}
     assert stock_flags.HONOURED - told - shown <= {"host", "port", "bootstrap_port_annotation", "disable_health_check"}
 
 
 def keys(value: object) -> set[str]:
-    """All keys in a JSON value."""
+    """Return all keys in a JSON value."""
     if isinstance(value, dict):
         return set(value).union(*map(keys, value.values()))
     return set().union(*map(keys, value)) if isinstance(value, list) else set()
@@ -99,7 +99,7 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
     router.journal.note_beat(router.pools.instances, {"short": 0.0, "long": 0.0}, [move], [])
     router.tasks.watched.append(Watched("x"))
     found = status(router, history=1)
-    # What a counter of tokens says of itself is its own, and classes are named all over.
+    # The status of a token counter has its own description, and class names appear everywhere.
     del found["tokens"]
     named = keys(found) - {"short", "long"} | {"tokens"}
     assert not sorted(key for key in named if f"`{key}`" not in ROUTER)
@@ -107,7 +107,7 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
 
 @pytest.mark.parametrize("path", [*sorted(DOCS.glob("*.md")), REPO / "README.md"], ids=lambda path: path.name)
 def test_no_table_is_split(path: Path) -> None:
-    """A row behind an empty line begins a table: the next one rules its columns."""
+    """A table row after an empty line starts a table, so a line with column rules must follow."""
     lines = ["", *path.read_text().splitlines(), ""]
     first = [i for i, line in enumerate(lines) if line.startswith("|") and not lines[i - 1].strip()]
     assert not [lines[i] for i in first if not lines[i + 1].startswith(("| --", "|:-", "|--"))]

@@ -1,4 +1,4 @@
-"""Emulated devices: what is asked for, the timeline, slices, and what is recorded. No SGLang."""
+"""Emulated devices: settings, timeline, slices, and recorded figures. No SGLang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TICK_S = 1e-5
 
 
 class Clock:
-    """A clock that moves when it is looked at, a little, and while something sleeps, `late` too long."""
+    """Clock that advances a little when it is read, and during sleeps, which take `late_s` too long."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.at = 100.0
@@ -44,7 +44,7 @@ class Clock:
 
 
 class Server:
-    """A tiny model that takes `model_s`, on a device whose layers take 1 ms a token each; what happened, and when."""
+    """Tiny model that takes `model_s`, on a device whose layers take 1 ms per token each; records events with times."""
 
     def __init__(self, layers: int = 10, slow: float = 1.0, model_s: float = 0.0, **launch: Any) -> None:
         self.clock = Clock()
@@ -73,22 +73,22 @@ class Server:
         )
 
     def step(self, *contexts: int) -> str:
-        """A decode step of streams with so many tokens each."""
+        """Run a decode step of streams with these context lengths (tokens)."""
         name, lengths = SimpleNamespace(name="DECODE"), torch.tensor(contexts)
         return str(self.forward(SimpleNamespace(forward_mode=name, batch_size=len(contexts), seq_lens_cpu=lengths)))
 
     def event(self) -> Event:
-        """One behind all that the device was given so far."""
+        """Return an event recorded after all work launched so far."""
         event: Event = self.device.module(torch.cpu).Event(enable_timing=True)
         event.record()
         return event
 
     def ms(self) -> float:
-        """When the device has done all that it was given."""
+        """Return the time when all launched work will have ended (milliseconds)."""
         return 1e3 * (self.event().at_s - self.began)
 
 
-# -- asking
+# -- settings
 
 
 @pytest.mark.parametrize(("more", "slow"), [("", 1.0), (",slow=1", 1.0), (",slow=2.5", 2.5), (" ", 1.0)])
@@ -140,7 +140,7 @@ def test_it_cannot_be_taken_for_a_device() -> None:
     assert all(x in said for x in (PROFILE, Profile.load(PROFILE).source, "stretched 3 times", "nothing here measures"))
 
 
-# -- where it is imported
+# -- import of the plugin
 
 WITH_GPU = """
 import sys
@@ -156,7 +156,7 @@ print(sorted(name for name in sys.modules if name.startswith("laps_emulate")))
 
 
 def with_gpu(device: str) -> subprocess.CompletedProcess[str]:
-    """A process of SGLang on a machine with a GPU, as far as the entry points are concerned."""
+    """Run SGLang's entry points in a process as on a machine with a GPU."""
     env = {**os.environ, ENV: device}
     return subprocess.run([sys.executable, "-c", WITH_GPU], env=env, capture_output=True, text=True, check=False)
 
@@ -324,7 +324,7 @@ def test_slices_are_launched_layer_by_layer() -> None:
 
     with server.device.cut(2, pause):
         server.run((10, 0))
-    # A slice takes 20 ms, its launch 10: the first pause is before the first slice has ended.
+    # A slice takes 20 ms, its launch 10 ms: the first pause starts before the first slice has ended.
     assert seen == [10, 20, 40, 60]
     assert server.clock.at - server.began == pytest.approx(0.07, abs=1e-3), (
         "the last slice and half of another are left"
@@ -399,7 +399,7 @@ def test_no_profile_has_steps_with_drafts() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Server whose tiny model takes 3 ms."""
+    """Return a server whose tiny model takes 3 ms."""
     server = Server(layers=10, model_s=0.003)
     yield server
     assert server.device.status()["lasted_over_profile"]["p99"] == pytest.approx(1.0, abs=0.01)
@@ -412,7 +412,7 @@ def test_the_host_is_one_slice_ahead(server: Server) -> None:
 
     with server.device.cut(3, pause):
         server.run((10, 0))
-    # A layer takes 10 ms. The first pause comes once the tiny model has run, while the first slice runs.
+    # A layer takes 10 ms. The first pause comes after the tiny model has run, during the first slice.
     assert server.events == [("model", 0), ("7 left", 3), ("4 left", 30), ("1 left", 60)]
     assert server.ms() == pytest.approx(100.0, abs=0.1)
 
@@ -427,7 +427,7 @@ def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) ->
 
     with server.device.cut(3, pause):
         server.run((10, 0))
-    # The pause is at 30; the second slice ends at 60, and the short batch takes 10 from there.
+    # The pause is at 30 ms; the second slice ends at 60, then the short batch takes 10 ms.
     assert server.events == [("model", 0), ("model", 30), ("short", 70)]
     assert server.ms() == pytest.approx(110.0, abs=0.1)
     assert server.device.status()["steps"] == 2

@@ -1,4 +1,4 @@
-"""The files of examples/: they parse, their flags are known, and their dashboards ask for metrics that exist."""
+"""Files of examples/: they parse, their flags are known, and their dashboards query existing metrics."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MODEL = "/models/some-model"
 
 
 class Unit(configparser.RawConfigParser):
-    """A systemd unit. Raises configparser.Error where it is none, or where a setting is there twice."""
+    """A systemd unit. Raises configparser.Error if the file is invalid or repeats a setting."""
 
     def optionxform(self, optionstr: str) -> str:
-        """Names are as they are written."""
+        """Return the name unchanged: names are case-sensitive."""
         return optionstr
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ def module_of(target: str) -> str:
 
 
 def commands() -> Iterator[tuple[str, str, list[str]]]:
-    """(where, module, arguments) of every server that the examples and the README start."""
+    """Yield (file, module, arguments) of every server that the examples and the README start."""
     for path in units():
         words = shlex.split(Unit(path)["Service"]["ExecStart"].replace("${MODEL_PATH}", MODEL))
         yield path.name, words[2], words[3:]
@@ -72,7 +72,7 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
             for container in containers(document):
                 name, _, target = container["image"].partition(":")[0].partition("sglang-laps-")
                 if name:
-                    # Not one of ours.
+                    # Another project's image.
                     continue
                 yield f"{path.name} {container['name']}", module_of(target), container["args"]
     for page in (REPO / "README.md", REPO / "docs" / "ROUTER.md", EXAMPLES / "README.md"):
@@ -93,12 +93,12 @@ COMMANDS = list(commands())
 
 
 def started(module: str) -> list[Any]:
-    """Arguments of each start of this module, as parameters of a test."""
+    """Return the arguments of each start of this module, as parameters of a test."""
     return [pytest.param(words, id=where.replace(" ", "-")) for where, found, words in COMMANDS if found == module]
 
 
 class Strict(argparse.ArgumentParser):
-    """Raises instead of ending the program."""
+    """Parser that raises an error instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -106,12 +106,12 @@ class Strict(argparse.ArgumentParser):
 
 @pytest.fixture(scope="module")
 def server_parser() -> argparse.ArgumentParser:
-    """SGLang's command line with the LAPS group."""
+    """Return SGLang's argument parser with the LAPS group."""
     from sglang.srt.server_args import ServerArgs
 
     parser = Strict(conflict_handler="resolve", allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
-    # Plugins may have been loaded by another test: then the group is there already.
+    # Another test may have loaded the plugins: then the group exists already.
     options.add_flags(parser)
     return parser
 
@@ -166,7 +166,7 @@ def test_yaml_parses_to_objects(path: Path) -> None:
 
 
 def manifests() -> list[Any]:
-    """All that is given to a cluster."""
+    """Return all manifests that are applied to a cluster."""
     (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
     return [d for name in kustomization["resources"] for d in documents(EXAMPLES / "kubernetes" / name)]
 
@@ -205,7 +205,7 @@ def test_the_router_of_the_cluster_finds_the_servers() -> None:
 
 
 PROBES = {"router": ("/liveness", "/readiness", "/liveness")}
-"""Deployment -> paths of the start, readiness and liveness probes, where that is not /health."""
+"""Deployment -> paths of the startup, readiness and liveness probes, if these are not /health."""
 
 
 def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
@@ -238,7 +238,7 @@ print(generate_latest().decode())
 
 
 def server_metrics() -> str:
-    """In a process of its own: series go into a registry that is there once."""
+    """Return a server's metrics, made in a new process because their registry is global."""
     done = subprocess.run([sys.executable, "-c", SERVER_METRICS], capture_output=True, text=True, check=True)
     return done.stdout
 
@@ -259,7 +259,7 @@ def test_dashboards_ask_for_metrics_that_exist(name: str, prefix: str) -> None:
     text = router_metrics() if prefix == "laps_router_" else server_metrics()
     told = set()
     for family in text_string_to_metric_families(text):
-        # A counter without a sample yet is named by its family alone.
+        # A counter without samples appears only as its family's name.
         suffixes = {
             "counter": ("_total",),
             "histogram": ("_bucket", "_sum", "_count"),

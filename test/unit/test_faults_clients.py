@@ -1,4 +1,4 @@
-"""Reading of replies by both clients, good and bad, over real sockets."""
+"""Replies, good and bad, as read by both clients over real sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ERROR = {"error": {"message": "lost", "type": "upstream_lost", "code": 502}}
 def ask(
     client: type[Bare] | type[OpenAi], prompt: Prompt, stream: bool, reply: bytes, leave_s: float | None = None
 ) -> Any:
-    """Return what was seen, and the request as it came."""
+    """Serve ``reply`` to a request. Return the client's view, and the received request."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

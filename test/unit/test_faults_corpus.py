@@ -1,4 +1,4 @@
-"""The corpus of hostile requests, how replies to them are read, and what counts as better."""
+"""Corpus of hostile requests: cases, reading of replies, and comparison of outcomes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _sent_to(serve: Handler, case: Case) -> Seen:
 
 
 def outcome(family: str) -> Seen:
-    """A request that ended so."""
+    """Return a request with this outcome."""
     status = {REFUSAL: 400, ERROR: 500, GONE: None, SILENCE: None}.get(family, 200)
     reason = "" if family == ANSWER else "oh"
     return Seen(

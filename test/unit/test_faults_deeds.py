@@ -1,4 +1,4 @@
-"""Deeds over real sockets: what a good router makes of them, and how a bad one is found out."""
+"""Actions of clients over real sockets: a good router passes, and errors of a bad router are detected."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Writer = asyncio.StreamWriter
 
 
 class Router:
-    """A fake one: it answers with the numbers from 0 on, as many as are asked for."""
+    """Fake router that answers with the numbers 0, 1, ... as tokens, up to the requested length."""
 
     def __init__(self) -> None:
         self.aborts: list[tuple[dict[str, Any], bool]] = []
-        """Bodies, and whether the key was shown."""
+        """Received aborts: (body, True if the key was sent)."""
         self.under_way: set[str] = set()
         self.pad = "x" * 2000
         self.drained: Callable[[Writer], Awaitable[None]] = lambda writer: writer.drain()
         self.stays = 0.0
-        """How long a request outlives its client (seconds)."""
+        """Time for which a request outlives its client (seconds)."""
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -87,7 +87,7 @@ def whole(status: int, body: Any) -> bytes:
 
 
 def ends(kind: str, router: Router, times: int = 1) -> dict[str, dict[str, int]]:
-    """How the requests of deeds of a kind ended."""
+    """Run actions of this kind and return the ends of their requests, by action."""
 
     async def run() -> Oracle:
         server = await asyncio.start_server(router.serve, "127.0.0.1", 0)
@@ -132,7 +132,7 @@ def test_a_slot_kept_for_a_client_that_never_reads_is_detected() -> None:
 
 
 def test_a_reader_that_stops_stops_the_sender() -> None:
-    """Or a stalled reader would be no trouble to any router."""
+    """Otherwise a stalled reader would not burden any router."""
     blocked, sent = asyncio.Event(), 0
 
     async def serve(reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -155,7 +155,7 @@ def test_a_reader_that_stops_stops_the_sender() -> None:
             await asyncio.wait_for(blocked.wait(), 120)
 
     asyncio.run(run())
-    # An event of SGLang's: 400 bytes, and of each token so far its id and its text.
+    # Size of an SGLang event: 400 bytes, plus id and text of each token so far.
     assert sent < 0.5 * sum(400 + 10 * n for n in range(deeds.STALL_TOKENS))
 
 

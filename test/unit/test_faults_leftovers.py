@@ -1,4 +1,4 @@
-"""Leftovers of a router at rest, from its status and from its descriptors."""
+"""Leftovers of an idle router, from its status and its descriptors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_descriptors_of_a_process_are_told_apart() -> None:
         port, upstream = ours.getsockname()[1], server.getsockname()[1]
         before = Held.by(me, port, [upstream])
         assert (before.clients, dict(before.upstream), before.broken) == (0, {}, 0)
-        # The other ends are of this process too: they count as others.
+        # The other ends also belong to this process, so they count as other descriptors.
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = ours.accept()
         behind = socket.create_connection(("127.0.0.1", upstream))

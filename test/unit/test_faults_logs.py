@@ -1,4 +1,4 @@
-"""Tracebacks are found wherever they stand in a log, and SGLang's own are told apart."""
+"""Tracebacks are found anywhere in a log, and those of SGLang's own bugs are recognized."""
 
 from __future__ import annotations
 

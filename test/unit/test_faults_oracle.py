@@ -1,4 +1,4 @@
-"""Each way a request can end, and what is excused by what."""
+"""Verdicts on all ends of a request, and the faults that excuse an end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whole(**more: Any) -> Seen:
 
 
 def begun(**more: Any) -> Seen:
-    """A stream that ended with an error event."""
+    """Return a stream that ended with an error event."""
     return seen(**{"status": 200, "got": [1, 2], "stream": True, "begun": True, "reason": "upstream lost", **more})
 
 
@@ -94,8 +94,8 @@ def test_a_stream_is_cut_only_by_a_fault_of_its_own_decode_server(evidence: Evid
     fault(evidence, clock, "kill", "d0", 101.0, 130.0)
     assert end(begun(), evidence) == CUT
     assert end(begun(got=""), evidence) == CUT
-    assert end(begun(got=None, begun=False), evidence) == LOST  # no token had come: it could be tried elsewhere
-    assert end(begun(reason="", broken="reset"), evidence) == LOST  # and the client is told
+    assert end(begun(got=None, begun=False), evidence) == LOST  # no token had arrived, so a retry was possible
+    assert end(begun(reason="", broken="reset"), evidence) == LOST  # the client must get a reason
 
 
 def test_a_stream_whose_connection_was_reset_is_cut(evidence: Evidence, clock: Clock) -> None:
@@ -129,7 +129,7 @@ def test_a_fault_explains_a_cut_unread_stream_only_if_the_router_could_notice_it
     assert end(begun(**stalled), evidence) == HUNG
     sent(evidence, clock, "d0", 100.1)
     fault(evidence, clock, "kill", "d0", 101.0 + FILLED_S, 130.0)
-    assert end(begun(**stalled), evidence) == HUNG  # the router could not hear of it
+    assert end(begun(**stalled), evidence) == HUNG  # the router could not notice the fault
     fault(evidence, clock, "kill", "d0", 102.0, 130.0)
     assert end(begun(**stalled), evidence) == CUT
 
@@ -137,7 +137,7 @@ def test_a_fault_explains_a_cut_unread_stream_only_if_the_router_could_notice_it
 def test_a_refusal_needs_a_reason_and_an_occasion(evidence: Evidence, clock: Clock) -> None:
     assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST
     fault(evidence, clock, "kill", "d0", 95.0, 130.0)
-    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST  # there was another
+    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST  # there was another server
     assert end(seen(status=502, reason="lost"), evidence) == LOST
     fault(evidence, clock, "stop", "d1", 80.0, 99.0)
     for status in (502, 503, 504):

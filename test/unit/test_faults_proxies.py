@@ -1,4 +1,4 @@
-"""Proxies over real sockets: what a client of a faulty server sees, and what is noted."""
+"""Proxies over real sockets: a client's view of a faulty server, and the recorded evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECES = 6
 
 
 class Bench:
-    """A server that streams, with a proxy in front of it."""
+    """A streaming server with a proxy in front."""
 
     proxy: Proxy
 
@@ -30,7 +30,7 @@ class Bench:
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
         self.events = False
-        """True if the pieces are events."""
+        """True to send the pieces as events."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -54,7 +54,7 @@ class Bench:
             return await self.ask_on(connection, number)
 
     def connection(self) -> contextlib.closing[HTTPConnection]:
-        """One that is kept."""
+        """Return a connection that can be reused."""
         return contextlib.closing(HTTPConnection("127.0.0.1", self.proxy.port, timeout=120))
 
     async def ask_on(self, connection: HTTPConnection, number: int = 1) -> tuple[int, bytes]:
@@ -93,7 +93,7 @@ def test_it_passes_on_and_keeps_connections() -> None:
                 assert await b.ask_on(connection, 1) == ALL
                 assert await b.ask_on(connection, 2) == ALL
             assert b.what(1) == b.what(2) == ["sent", "answered 200"]
-            await asyncio.wait_for(b.left.wait(), 60)  # the server learns that its client has gone
+            await asyncio.wait_for(b.left.wait(), 60)  # the server notices that its client has gone
 
     asyncio.run(run())
 
@@ -173,7 +173,7 @@ def test_a_stream_hangs_in_the_middle_and_its_server_is_well() -> None:
             while not all("hang" in b.what(i) for i in range(2)):
                 await asyncio.sleep(0.01)
             b.events = False
-            assert await b.ask(7) == ALL  # what is no stream
+            assert await b.ask(7) == ALL  # a reply that is no stream passes
             await b.proxy.mode(proxies.PASS)
             b.events = True
             assert (await b.ask(8))[0] == 200
@@ -201,7 +201,7 @@ def test_a_storm_answers_itself() -> None:
 
 @pytest.mark.parametrize(("waits_s", "still"), [(1.0, False), (3.0, True)])
 def test_a_server_that_lets_a_probe_wait_stands_still(waits_s: float, still: bool) -> None:
-    """A server stands still for as long as the router waits. What the router makes of it is no evidence."""
+    """A server stands still while the router waits for a probe. The router's own reaction is no evidence."""
 
     async def run() -> None:
         now, probed, asked = 100.0, 0.0, asyncio.Event()

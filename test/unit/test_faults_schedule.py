@@ -1,4 +1,4 @@
-"""The deeds of a campaign follow from its seed."""
+"""Faults and actions of a campaign, which follow from its seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gap between preemptions, and what both classes may count on."""
+"""The gap between preemptions, and its guarantees for both classes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
     spend(gap, 0.0)
     gap.record_launch(0.0)
     assert gap.opens_at() == math.inf
-    gap.record_launch(0.0)  # a second was under way before the first had ended
+    gap.record_launch(0.0)  # a second batch was launched before the first had ended
     gap.record_end(0.0, 0.1)
     assert gap.opens_at() == math.inf
     gap.record_end(0.1, 0.2)
@@ -122,8 +122,8 @@ def test_while_the_fixed_time_is_not_known_there_is_no_gap() -> None:
 @settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, share: float) -> None:
-    """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, P = (SAVED - 1) S. R = S,
-    or SAVED G + S where for a share of the batches a deadline presses; however many long prompts wait."""
+    """While short requests always wait, long work gets at least (T - R - P) G / (G + R) of a time T, for any number of
+    long prompts. S: longest short batch; P = (SAVED - 1) S; R = S, or SAVED G + S if some batches are urgent."""
     rng, gap, now, log = random.Random(seed), made(overhead), 0.0, []
     for _ in range(200):
         presses = rng.random() < share

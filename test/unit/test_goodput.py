@@ -1,4 +1,4 @@
-"""Goodput: tasks with objectives of their own, and the highest rate at which they are met."""
+"""Goodput: tasks with their own objectives, and the highest rate that meets the objectives."""
 
 from __future__ import annotations
 

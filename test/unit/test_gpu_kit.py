@@ -1,4 +1,4 @@
-"""The kit for machines with a GPU: what is measured is kept, and one piece that fails costs no other."""
+"""Kit for machines with a GPU: measured pieces are kept, and a failing piece does not stop the others."""
 
 from __future__ import annotations
 

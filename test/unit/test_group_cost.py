@@ -1,4 +1,4 @@
-"""Time of a step of a group, and how much fits a budget."""
+"""Time of a group's step, and the largest work within a budget."""
 
 from __future__ import annotations
 

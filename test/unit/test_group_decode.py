@@ -1,4 +1,4 @@
-"""Ranks that plan together and decode, too: their steps leave room for the streams' tokens, and streams for prompts."""
+"""Ranks that plan together, prefill and decode: prompts leave time for decode steps, and streams for prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_S = 0.02
 
 
 class Ranks(Group):
-    """Ranks with streams that never end, and prompts."""
+    """Ranks with prompts and endless streams."""
 
     def __init__(self, target_ms: float, streams: list[int]) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Ranks(Group):
         return self.planners[rank].menu(self.now, self.waiting[rank], until_decode_s=time_left_s, owed_s=owed_s)
 
     def decode(self) -> None:
-        """A step of all ranks that decode."""
+        """Run a decode step of all ranks."""
         begin, self.now = self.now, self.now + STEP_S
         self._tokens(range(COST.ranks), begin, None)
 
     def step(self) -> Choice | None:
-        """One round, and the step of prompts that it decides; ranks without any decode beside them."""
+        """Run one round and its step of prompts, during which ranks without prompts decode."""
         begin, choice = self.now, super().step()
         if choice is not None:
             self.prefill_s += self.now - begin
@@ -58,7 +58,7 @@ class Ranks(Group):
                 self._last_s[rank] = self.now
 
     def run(self, seconds: float) -> None:
-        """Rounds for so long."""
+        """Run rounds for this time; decode when no step is decided."""
         until = self.now + seconds
         while self.now < until:
             if self.step() is None:

@@ -1,4 +1,4 @@
-"""The terms of a group's step, learned from steps."""
+"""Learning of a group's cost terms from measured steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_steps_that_are_alike_tell_nothing() -> None:
 
 
 def test_a_guess_is_stretched_to_the_first_steps_and_replaced_by_a_fit() -> None:
-    """The proportions are wrong; what it predicts is right on the whole, at once."""
+    """The proportions of the terms are wrong, but predictions are right on average at once."""
     true = replace(COST.stretched(20.0), absorbed=None)
     model = GroupModel(proportions(true.ranks), guess=True)
     ready = []
@@ -101,7 +101,7 @@ def test_a_guess_is_stretched_to_the_first_steps_and_replaced_by_a_fit() -> None
 
 
 def test_what_the_steps_do_not_tell_apart_stays_in_proportion() -> None:
-    """One request at a time on one rank: own part and experts cannot be told apart."""
+    """With one request at a time on one rank, own part and experts cannot be distinguished."""
     true, rng = replace(COST.stretched(3.0), absorbed=None), random.Random(5)
     model = GroupModel(replace(COST, absorbed=None), guess=True)
     for _ in range(120):

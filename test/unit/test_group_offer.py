@@ -1,4 +1,4 @@
-"""Offers of a rank, and how they are sent."""
+"""Offers of a rank, and their format between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The joint plan: one decision on all ranks, never idle, nobody starved, back into step from any state."""
+"""The joint plan: equal decisions on all ranks, no idling, no starvation, synchronized steps from any start."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_idle_ranks_choose_nothing() -> None:
 
 
 def test_terms_of_rank_0_count_for_all() -> None:
-    """Ranks fit their own terms; a decision must not differ by them."""
+    """Each rank fits its own terms, but all ranks must make the same decision."""
     group = Group()
     fill(group, [[(3000, 0)]] * 4)
     for i, planner in enumerate(group.planners):
@@ -93,7 +93,7 @@ def test_terms_of_rank_0_count_for_all() -> None:
 @settings(deadline=None, max_examples=3)
 @given(seed=st.integers(0, 1 << 30), guard=st.sampled_from((0.1, 0.15, 0.5)))
 def test_the_oldest_long_prompts_wait_no_longer_than_the_guard_says(seed: int, guard: float) -> None:
-    """Shorter long prompts keep coming to all ranks, more than can be served: each rank's oldest still ends in time."""
+    """Shorter long prompts overload all ranks; each rank's oldest long prompt still ends in time."""
     rng, group = random.Random(seed), Group(guard=guard)
     left = {rank: group.add(rank, rng.randint(20_000, 40_000)).tokens for rank in range(4)}
     group.now, longest, turns = 1.0, 0.0, 0
@@ -132,11 +132,11 @@ def test_without_a_guard_they_starve() -> None:
 
 
 LINEAR = replace(COST, alpha=4e-10, unpack=0.0, absorbed=None)
-"""Sparse attention: hardly dearer after a history."""
+"""Terms of sparse attention, whose cost hardly grows with the history."""
 
 
 def saturated(cost: GroupCost, phases: list[int]) -> Group:
-    """Ranks with the same long prompts, each of which has run so many chunks of its first."""
+    """Return ranks with equal long prompts; ``phases``: chunks of the first prompt that each rank has already run."""
     group = Group(cost)
     fill(group, [[(16_384, 0)] * 30] * 4)
     for waiting, chunks in zip(group.waiting, phases, strict=True):
@@ -145,7 +145,7 @@ def saturated(cost: GroupCost, phases: list[int]) -> Group:
 
 
 def after_20_steps(group: Group, steps: int = 30) -> tuple[float, float]:
-    """Tokens per second of the steps after them, and the share of rank-time spent on waiting for the slowest."""
+    """Return (tokens/s, share of rank-time spent waiting for the slowest rank) of ``steps`` steps after 20 others."""
     for _ in range(20):
         group.step()
     begin, tokens, waited = group.now, 0, 0.0
@@ -159,9 +159,9 @@ def after_20_steps(group: Group, steps: int = 30) -> tuple[float, float]:
 @pytest.mark.parametrize(("cost", "least"), [(LINEAR, 0.99), (COST, 0.98)], ids=["sparse attention", "MLA"])
 @pytest.mark.parametrize("phases", [[0, 1, 0, 1], [0, 1, 1, 1]])
 def test_ranks_that_are_a_chunk_apart_come_back_into_step(cost: GroupCost, least: float, phases: list[int]) -> None:
-    """SGLang #35241: under its prefill delayer ranks that are whole chunks apart stay so, and lose a third for good.
+    """SGLang #35241: under the prefill delayer ranks that are whole chunks apart stay so, and lose a third permanently.
 
-    MLA pays for its history in each chunk, so ranks apart have other tokens/s even with none waiting for another.
+    MLA pays for its history in each chunk, so the tokens/s of such ranks differ even if no rank waits for another.
     """
     apart, waited = after_20_steps(saturated(cost, phases))
     together, _ = after_20_steps(saturated(cost, [0] * 4))

@@ -1,4 +1,4 @@
-"""A step of whole requests preempts a longer one on all ranks, where that pays, and not too often."""
+"""A step of whole requests preempts a longer step on all ranks if that pays, and not too often."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sliced(Group):
         return decided.pop()
 
     def begin(self) -> int:
-        """The next step starts; returns its slices."""
+        """Start the next step and return its number of slices."""
         menus = self.menus()
         choice, *others = [p.decide(menus) for p in self.planners]
         assert choice is not None
@@ -109,7 +109,7 @@ def test_preemptions_are_saved_up_to_a_few_and_then_a_share_of_the_time() -> Non
             if decided[0] is not None:
                 group.start(menus, decided[0])
                 count += 1
-        # A slice of the newest step.
+        # Run a slice of the newest step.
         time += slices._paused[-1].slice_s
         group.slice()
     assert 3 < count <= SAVED + time * LapsConfig.preempt_overhead / COST.step_s

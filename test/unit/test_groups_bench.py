@@ -1,4 +1,4 @@
-"""The benchmark of groups: its loads, its servers, its figures."""
+"""Benchmark of groups: loads, servers and figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGENTS = LOADS["agents"].jobs(1.33, 5.0, 250.0, "1/0")
 
 
 def total(jobs: Sequence[Job]) -> int:
-    """Return the tokens that a server with a whole history of everything keeps of these jobs."""
+    """Return the tokens that a server needs to keep the whole histories of these jobs."""
     longest: dict[int, int] = {}
     for job in jobs:
         longest[job.stream] = max(longest.get(job.stream, 0), job.cached + job.new)

@@ -1,4 +1,4 @@
-"""The guard: least work first, and nobody waits for ever."""
+"""The guard: least work first, but no prompt waits forever."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_nothing_is_carried_over_an_empty_line() -> None:
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 1 << 30), share=st.floats(0.05, 1.0))
 def test_of_any_long_time_the_oldest_has_its_share(seed: int, share: float) -> None:
-    """The oldest has, of a long time L, at least share L - 2 B, B the longest batch (before and after the stretch that
-    is looked at)."""
+    """The oldest prompt gets at least share L - 2 B of a time L, where B is the longest batch (one before and one after
+    that time)."""
     rng, guard, log = random.Random(seed), Guard(share), []
     for _ in range(120):
         took = rng.choice((0.01, 0.05, 0.2)) * rng.uniform(0.5, 1.5)
-        oldest = guard.due() or rng.random() < 0.1  # by its size it may be next anyhow
+        oldest = guard.due() or rng.random() < 0.1  # the oldest can also be next by its size
         guard.record_batch(took, oldest=oldest)
         log.append((took, oldest))
     most = max(took for took, _ in log)

@@ -1,4 +1,4 @@
-"""Arrows run one way: no module imports, at any place, one that leads back to it; nor does a folder, nor a package."""
+"""Imports have no cycles: neither between modules (including local imports), nor folders, nor packages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def imports(module: str, file: Path, known: Set[str]) -> set[str]:
-    """Modules in ``known`` that ``module`` names in any import: at its top, in a function, for type checkers alone."""
+    """Return modules in ``known`` that ``module`` imports at its top, in a function, or for type checkers only."""
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     named: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -36,7 +36,7 @@ def imports(module: str, file: Path, known: Set[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*base, *filter(None, [node.module])])
-            # What is named may be a module of the package or a name in it.
+            # The imported name is a module of the package or a name inside it.
             named.update(x if (x := f"{origin}.{alias.name}") in known else origin for alias in node.names)
     return (named & known) - {module}
 
@@ -55,7 +55,7 @@ def graph_of(package: str) -> dict[str, set[str]]:
 
 
 def folders(graph: Mapping[str, Set[str]]) -> dict[str, set[str]]:
-    """The same arrows between the folders of a package; a module outside them stands for itself."""
+    """Return the imports between the folders of a package; a module outside of folders counts as a folder."""
 
     def room(module: str) -> str:
         return ".".join(module.split(".")[:2])
@@ -82,7 +82,7 @@ def test_circles_are_found() -> None:
 
 
 def may_import() -> dict[str, set[str]]:
-    """Each package's row in the table of docs/ARCHITECTURE.md: the others of them that it may import."""
+    """Return, from the table of docs/ARCHITECTURE.md, the packages that each package may import."""
     text = (REPO / "docs/ARCHITECTURE.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
     return {package: set(re.findall(r"`(\w+)`", named)) for package, named in rows if package in PACKAGES}
@@ -103,7 +103,7 @@ def test_packages_import_what_the_table_says() -> None:
 
 
 IMPURE = {"asyncio", "benchmark", "os", "random", "socket", "subprocess", "sglang", "threading", "time", "torch"}
-"""Modules that a policy must not import: clocks, chance, input and output, and what runs on a device."""
+"""Modules that a policy must not import: clocks, randomness, input and output, and device code."""
 
 
 def top_level(file: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""A server as the router sees it: answers, losses, rests, busy time, ranks, and lateness."""
+"""A server in the router's view: answers, losses, rests, busy time, ranks and lateness."""
 
 from __future__ import annotations
 

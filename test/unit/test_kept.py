@@ -1,4 +1,4 @@
-"""Many who poll a server are one who asks its scheduler."""
+"""Polls of many clients cost the scheduler only one query."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_polls_during_a_question_wait_for_its_answer() -> None:
         s.free.clear()
         waiting = [asyncio.create_task(s.kept.get(0.8)) for _ in range(5)]
         await asyncio.sleep(0)
-        # The first one leaves.
+        # The first client disconnects.
         waiting[0].cancel()
         await asyncio.sleep(0)
         s.free.set()

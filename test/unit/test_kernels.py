@@ -1,4 +1,4 @@
-"""Profiles from measured kernels: the grid, the fit, the files that come with the package, the command."""
+"""Profiles from measured kernels: the grid, the fit, the packaged files, the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRUE = Coefficients(alpha=5e-10, linear=2e-5, gamma_r=2e-9, per_request=1e-5, fi
 
 
 def kernels(new: int, old: int, n: int) -> dict[str, float]:
-    """Return what a device with these coefficients would measure."""
+    """Return the kernel times of a device with known coefficients."""
     return {
         "context_attention": n * (TRUE.alpha * new * (new + 2 * old) + TRUE.gamma_r * old),
         "context_logits_gemm": n * TRUE.per_request,

@@ -1,4 +1,4 @@
-"""Table of the ladder of row counts."""
+"""Printed table of the ladder of row counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions put off while a batch runs. No SGLang."""
+"""Decisions that are delayed while a batch runs. No SGLang."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BATCH = SimpleNamespace(forward_iter=1)
 
 
 def made(*, until_s: float = HOLD_S, done: bool | None = False, leader: bool = True) -> tuple[Late, Any, Any]:
-    """With a batch in flight, whose successor is to be decided `until_s` after it is looked; `done`: its result is
-    there, None = there is no event for it."""
+    """Return a Late with a batch in flight, whose successor must be decided `until_s` after the look. `done`: True if
+    the batch's result is there; None if it has no event."""
     me = core()
     me.record_launch(BATCH, flight(me))
     me.pacer.decision_time_s = lambda now, running: now + until_s  # type: ignore[method-assign]

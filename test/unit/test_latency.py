@@ -1,4 +1,4 @@
-"""The latency model: what it recovers, what it refuses, what it says of itself."""
+"""The latency model: recovered coefficients, refused steps, and its status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measured(seed: int, n: int, noise: float, hiccups: float = 0.0) -> list[Step
 
 
 def taught(samples: Iterable[StepSample]) -> LatencyModel:
-    """Fitted to all of them."""
+    """Return a model fitted to all samples."""
     model = LatencyModel()
     for sample in samples:
         model.observe(sample)

@@ -1,4 +1,4 @@
-"""Fits of the latency model: in another thread, and taken over between two decisions."""
+"""Fits of the latency model run in another thread and take effect between two decisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def steps(n: int, first: int = 0) -> list[StepSample]:
 
 
 class Elsewhere:
-    """Fits wait until they are let go."""
+    """Executor whose fits wait until ``go`` is called."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Future[Any], Callable[[], Any]]] = []

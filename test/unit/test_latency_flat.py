@@ -1,4 +1,4 @@
-"""A device that computes while it reads its weights: the larger of the two times, in the model, its fit and the
+"""A device that computes while it reads its weights takes the larger of the two times: in the model, its fit and the
 simulator."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The latency model at its limits: when it fits, what it keeps, what it refuses."""
+"""Limits of the latency model: times of fits, kept steps, refused steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between the documents of the repository lead somewhere."""
+"""Links between the documents of the repository lead to existing targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 BUILT = {"out", "build", "dist", "node_modules"}
-"""Folders that are made here and belong to nobody's text."""
+"""Folders of generated files, which are not checked."""
 PAGES = sorted(
     path
     for path in REPO.rglob("*.md")
@@ -22,13 +22,13 @@ ANCHOR = re.compile(r"<a id=\"([^\"]+)\"")
 
 
 def links(page: Path) -> list[str]:
-    """Return where the links of a page lead: files of the repository, and headings of them."""
+    """Return the targets of a page's links: files of the repository and their headings."""
     found = LINK.findall(CODE.sub("", page.read_text()))
     return [link for link in found if not re.match(r"[a-z][a-z0-9+.-]*:", link)]
 
 
 def anchors(page: Path) -> set[str]:
-    """Names that a link may give behind #: explicit ones, and headings as GitHub names them."""
+    """Return the anchors of a page: explicit names, and headings as GitHub names them."""
     text = page.read_text()
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text))
     return {*ANCHOR.findall(text), *plain}

@@ -1,4 +1,4 @@
-"""Closed loops that count everybody: whole cycles, and Little's law as the check of them."""
+"""Closed loops that count all clients: whole cycles, checked by Little's law."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT_S, PARKED_S = 0.01, 5.0
 
 
 def parking(clients: int, long_share: float, until_s: float) -> list[Asked]:
-    """Return what clients see of a server that answers short prompts in 10 ms and parks each long one for 5 s."""
+    """Return requests to a server that answers short prompts in 10 ms and parks each long prompt for 5 s."""
     asked, rng = [], random.Random(1)
     for client in range(clients):
         now = 0.0
@@ -28,7 +28,7 @@ def parking(clients: int, long_share: float, until_s: float) -> list[Asked]:
 
 
 def in_a_stretch(asked: list[Asked], begin_s: float, end_s: float) -> tuple[float, float]:
-    """Rate and mean of the answers that land in a stretch: what misses prompts that are parked."""
+    """Return rate and mean TTFT of the answers within a time range, which misses parked prompts."""
     seen = [a for a in asked if begin_s <= a.sent_s + a.took_s < end_s]
     return len(seen) / (end_s - begin_s), sum(a.took_s for a in seen) / len(seen)
 

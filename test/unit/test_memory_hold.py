@@ -1,4 +1,4 @@
-"""Memory kept for a long request: until it starts, and never so long that short requests hang."""
+"""Memory kept for a long request: until the request starts, and never so long that short requests hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_others_stand_back_for_a_part_of_the_time_at_most(steps: list[tuple[floa
 
 @given(st.floats(0.0, 100.0), st.floats(1e-3, HOLD_S), DRAIN)
 def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float, drain: ClassName) -> None:
-    """Other work gives its memory back after `stuck_s`; short batches drain `drain_s` after the last was built."""
+    """Other work frees its memory after `stuck_s`; short batches free theirs `drain_s` after the last was built."""
     room, now, built = MemoryHold(), 0.0, 0.0
     room.choose_held_classes(now, lacking=False, drains=SHORT)
     while now < stuck_s or now < built + drain_s:

@@ -1,4 +1,4 @@
-"""Least squares: what costs nothing, what says nothing new, what is wild."""
+"""Non-negative least squares: zero terms, redundant columns, outliers."""
 
 from __future__ import annotations
 

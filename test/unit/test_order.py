@@ -1,4 +1,4 @@
-"""Orders inside a class."""
+"""Orders within a class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from laps_core.policy.types import Paused, Waiting
 
 NOW = 100.0
 SIZES: Any = SimpleNamespace(work_s=lambda w: w.tokens * 1e-3, lone_s=lambda w: w.new_tokens * 1e-3)
-"""A token takes a millisecond."""
+"""Sizes with one millisecond per token."""
 
 
 def job(since_s: float, deadline_s: float | None, left_s: float, whole_s: float) -> Waiting:
@@ -127,6 +127,6 @@ def test_only_who_goes_before_what_is_paused_is_in_line(name: str, before: list[
 
 @pytest.mark.parametrize(("deadline_s", "turns"), [(1.6, [0, 1, 2]), (1.4, [1, 0, 2])])
 def test_deadlines_change_the_turns_only_where_one_would_be_missed(deadline_s: float, turns: list[int]) -> None:
-    """The first in either case has half a second of work, and no deadline; the last one is late whatever is done."""
+    """In both cases the first has half a second of work and no deadline; the last is late in any order."""
     jobs = [due(0.5, None), due(1.0, deadline_s), due(0.4, 0.1)]
     assert service_order(ORDERS["least-work"], jobs, SIZES, NOW) == turns

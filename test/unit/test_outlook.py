@@ -1,4 +1,4 @@
-"""When a server would answer: by its own model, or by what was seen of it; by what waits there."""
+"""Expected answer time of a server: from its own model or learned from its answers, and from its queue."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_requests_of_one_length_teach_a_rate() -> None:
 
 
 def test_the_time_of_each_order_of_waiting_and_coming() -> None:
-    """``MODEL``: 10 ms a step and 0.1 ms a token."""
+    """``MODEL`` takes 10 ms per step and 0.1 ms per token."""
     alone, slower = 0.01 + 0.1, 0.01 + 0.01
     one = laps()
     one.enter(5.0, "short", 0.04)
@@ -217,7 +217,7 @@ def test_the_first_token_is_foretold_by_a_model_that_is_told() -> None:
     assert one.first_s(0.0, 1000, 0, False) == pytest.approx(0.11)
     one.enter(0.0, "long", 2.0)
     assert one.first_s(0.0, 1000, 0, False) == one.cost_s(0.0, 1000, 0, False)
-    # The slice that runs, the step and its work; not what the long one loses.
+    # The running slice, the step and the request's work, but not the delay of the long prompt.
     assert one.first_s(0.0, 100, 0, True) == pytest.approx(0.03)
 
 
@@ -234,7 +234,7 @@ def test_the_first_token_is_foretold_by_what_was_learnt_where_something_waits() 
 
 
 def test_nothing_is_learnt_of_a_request_behind_others_work() -> None:
-    """100 tokens behind 10 s of another router's, told before it came or while it waited."""
+    """100 tokens behind 10 s of another router's work, reported before the arrival or during the wait."""
     learnt = Learnt()
     one, before = Outlook(learnt), learnt.model
     one.record_others_work(0.0, "long", 10.0)

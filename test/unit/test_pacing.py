@@ -1,4 +1,4 @@
-"""The policy put together, without a server: what goes first, what is paused, and what memory is kept for."""
+"""The whole policy without a server: order of batches, pauses, and memory kept for prompts."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> Non
 
 @pytest.mark.parametrize("layers", [0, 28])
 def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
-    """Requests that join would take the memory first."""
+    """Joining requests would take the memory that the prompt lacks."""
     shorts, longs = [short("a")], [long(260, 1.0)] * 60
     assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
     plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True, drains=LONG)
@@ -205,7 +205,7 @@ def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_i
 
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
-    """The same arrivals through the pacer and through a window of its own, to the last number."""
+    """Compares pacer and separate window on the same arrivals: all numbers are equal."""
     from laps_core.policy.hold import Window
 
     config = LapsConfig()
@@ -214,7 +214,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
     came = [1.0 + 4e-4 * i for i in range(6)]
     waiting: list[Waiting] = []
     looked_s: float | None = None
-    """When it last looked, if a batch has left since: what has come meanwhile came at an unknown time."""
+    """Time of the last poll if a batch has left since; requests found now arrived at an unknown time after it."""
     before_s = 0.0
     for _ in range(200):
         now = now if waiting else max(now, came[0])
@@ -241,7 +241,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         window.record_completion(now, len(said.picked))
         ended(me, sent, begin, now)
         waiting = [w for i, w in enumerate(waiting) if i not in said.picked]
-        came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # clients send again when they are answered
+        came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # answered clients send their next requests
         came.sort()
     assert me.window.status() == window.status()
     assert held
@@ -259,7 +259,7 @@ def test_while_long_work_waits_nothing_is_held() -> None:
 
 
 def fitted(me: Pacer, at: float = 0.0) -> Pacer:
-    """Measured steps of 1 ms and 0.1 ms a token."""
+    """Teach the pacer steps that take 1 ms plus 0.1 ms per token, and return it."""
     for i in range(40):
         tokens = 20 + 40 * (i % 12)
         run(me, me.plan(at, [short("a", tokens)], []), at, at + 1e-3 + 1e-4 * tokens, (tokens, 0))
@@ -282,7 +282,7 @@ def test_a_paused_batch_teaches_its_own_time() -> None:
 
 
 def test_a_step_that_was_measured_on_the_device_alone_ends_where_it_had_begun_or_the_one_before_ended() -> None:
-    """In a pipeline the host hears of it when the last stage is done, and then of the steps behind it, too."""
+    """In a pipeline the host learns of a step's end only after the last stage, together with that of later steps."""
     me = pacer(known=False)
     sent = [launch(me, at, me.plan(at, [], [long(900)]), (900, 0)) for at in (1.0, 1.1, 3.0)]
     for batch, at in zip(sent, (1.0, 1.1, 3.0), strict=True):

@@ -1,4 +1,4 @@
-"""Which long prompt the pacer serves first: least work, the guard, the other orders, priorities, and who overtakes."""
+"""Order of long prompts in the pacer: least work, the guard, other orders, priorities, and overtaking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pacers import CHUNK, GAP, KNOWN, long, pacer, paused, run, short
 
 
 def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
-    """The order in which these would be served, were each a batch of its own."""
+    """Return the order in which these prompts would run if each had its own batch."""
     left, found = list(range(len(longs))), []
     while left:
         first = left[me.plan(now, [], [longs[i] for i in left]).long.picked[0]]

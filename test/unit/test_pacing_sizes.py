@@ -1,4 +1,4 @@
-"""How large a batch of the pacer is: the chunk, its units, slices, and steps that cannot be paused."""
+"""Sizes of the pacer's batches: chunks, units, slices, and steps that cannot be paused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
 
 
 def test_a_long_history_does_not_make_for_tiny_chunks() -> None:
-    """Read once more it takes longer than the gap: then a chunk is as long as that, not one token."""
+    """If re-reading the history takes longer than the gap, the chunk's work takes as long as that, not one token."""
     history = 100_000
     costs = Coefficients(0.0, TOKEN, 1e-6, 0.0, F)
     me = Pacer(LapsConfig(), chunk_tokens=CHUNK, model=replace(KNOWN, coefficients=costs).model())

@@ -1,4 +1,4 @@
-"""Every package that is imported is declared, and no room imports more than it may."""
+"""Every imported package is declared, in the dependencies or the extras of the importing folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
     "aiconfigurator_core": "aiconfigurator",
     "PIL": "pillow",
 }
-"""Packages that are imported under another name."""
+"""Packages whose import name differs from their package name."""
 OURS = {"laps_core", "laps_emulate", "laps_plan", "laps_top", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").iterdir()}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -33,13 +33,13 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def declared(*extras: str) -> set[str]:
-    """Names as they are imported, of the dependencies and of these extras."""
+    """Return the names of the dependencies and of these extras, in the form of import names."""
     wanted = [*PROJECT["dependencies"], *(name for extra in extras for name in EXTRAS[extra])]
     return {re.split(r"[=<>;\[ ]", name)[0].replace("-", "_").lower() for name in wanted}
 
 
 def imported(folder: str) -> Iterator[tuple[str, Path]]:
-    """Other people's packages, and the file that imports them."""
+    """Yield third-party packages that are imported, each with the importing file."""
     for path in sorted((REPO / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -1,4 +1,4 @@
-"""Which long prompts share a batch."""
+"""Selection of long prompts that share a batch."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def test_a_pack_keeps_the_rules(spec: list[tuple[int, bool]], budget: int, waiti
 
 
 def test_one_goes_along_while_the_sum_of_latencies_falls() -> None:
-    pair = [item(100), item(500)]  # 12.5 ms more for the first, against AHEAD fixed times for each who waits
+    pair = [item(100), item(500)]  # costs the first 12.5 ms more, and saves each waiting prompt AHEAD fixed times
     for waiting, picked in ((2, [0]), (3, [0, 1])):
         assert pack(pair, sizes(), budget=8192, waiting=waiting) == picked

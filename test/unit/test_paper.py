@@ -1,4 +1,4 @@
-"""LAPS as it was published: strictly short first, exclusive batches, the window as it is written."""
+"""LAPS as published: strictly short first, exclusive batches, the published window."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_depth_and_window_follow_as_written() -> None:
     plan = me.plan(1.0, shorts, [])
     assert plan.account.reason == "depth"
     me.record_launch(1.0, Running(cls=SHORT, shape=[(50, 0)] * 4, short=range(4)), plan)
-    # Full at once: the window is the shortest.
+    # The batch was full at once, so the window becomes the shortest.
     held = me.plan(2.0, [short(2.0)], [])
     assert held.account.until_s == pytest.approx(2.0 + W_MIN_S)
     plan = me.plan(held.account.until_s, [short(2.0)], [])
     me.record_launch(held.account.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
-    # It came up short: the depth is its own from now on.
+    # The batch was not full, so the target depth becomes its size.
     assert me.plan(3.0, [short(3.0)], []).account.reason == "depth"
 
 

@@ -1,4 +1,4 @@
-"""A plan travels to the other ranks as whole numbers."""
+"""A plan is sent to the other ranks as whole numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When something is a gain, when LAPS is recommended, and how far a setup goes."""
+"""Gains and harms of a change, recommendation of LAPS, and the highest load of a setup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from laps_plan.traffic.mixed import by_hand
 
 PROFILE = Profile.load("h200-qwen3-8b")
 SURE, UNSURE = 0.02, 0.3
-"""Half the width of an interval."""
+"""Half the widths of a narrow and of a wide confidence interval."""
 
 
 def change(short: float, long: float, mean: float, off: float = SURE, in_time: float = 0.0) -> Change:
@@ -100,7 +100,7 @@ def test_stretches_lie_evenly_over_the_traffic() -> None:
 
 
 class Cliff:
-    """Enough are in time up to a load per server."""
+    """Trials in which enough requests are in time up to a load per server."""
 
     capacity = 10.0
 
@@ -144,7 +144,7 @@ def test_laps_is_not_recommended_where_stock_is_as_good(text: str, load: float) 
 
 
 class Seen(Trials):
-    """Trials whose results are given: TTFT over that of stock, on the stretches and on the whole traffic."""
+    """Trials with given results: ratio of TTFT to stock's, on the stretches and on the whole traffic."""
 
     searched, found = 1.0, 1.0
 
@@ -164,7 +164,7 @@ class Seen(Trials):
 
 @pytest.mark.parametrize(("searched", "found"), [(1.0, 0.11), (0.11, 1.0), (0.5, 0.5), (1.0, 1.0), (0.2, 1.7)])
 def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: float) -> None:
-    """The stretches on which flags are tried do not matter."""
+    """The verdict does not depend on the stretches on which flags are tried."""
     trials = Seen(Question(PROFILE, 1, 0.4, 4.0, 8192), poisson(by_hand("100% fixed:64"), 600, "x"))
     trials.searched, trials.found = searched, found
     a = answer(trials)

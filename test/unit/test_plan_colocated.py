@@ -1,4 +1,4 @@
-"""Answers of laps-plan on servers that decode, too."""
+"""Answers of laps-plan for servers that prefill and decode."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
     laps = trials.row(Serving(LAPS))
     small, large = trials.row(Serving("fcfs", 512, interval=1)), trials.row(DEFAULT)
     assert whole.stock_as_smooth([laps, small, large], laps) == [small]
-    # Where no setting is as even, the most even one.
+    # If every setting makes streams wait longer, the one with the shortest waits.
     quick = replace(laps, tbt={**laps.tbt, "p99": 1e-3})
     assert whole.stock_as_smooth([laps, small, large], quick) == [small]
     assert whole.best([small, large], "long P90") == min(small, large, key=lambda r: r.long["p90"])

@@ -1,4 +1,4 @@
-"""The command as a user calls it."""
+"""The command laps-plan as called by a user."""
 
 from __future__ import annotations
 

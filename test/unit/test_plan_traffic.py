@@ -1,4 +1,4 @@
-"""Recorded traffic in every format, what is refused of it, and traffic that nobody has recorded."""
+"""Recorded traffic in every format, refused files, and made-up traffic."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shape(traffic: Traffic) -> list[tuple[float, int, int]]:
         (CSV, "csv", [(0.0, 10, 0), (0.5, 20, 5)]),
         ("session,t_ms,new_tokens\n7,0,10\n7,2000,20\n", "sessions", [(0.0, 10, 0), (2.0, 20, 0)]),
         (AZURE, "azure", [(0.0, 374, 0), (4.315, 396, 0)]),
-        # Behind another beginning the same blocks are others; of a prompt that is all cached one token is computed.
+        # Equal blocks after different prefixes are different; of a fully cached prompt one token is computed.
         (lines(MOONCAKE), "mooncake", [(0.0, 1100, 0), (2.5, 476, 1024), (3.0, 1, 1023), (4.0, 600, 0)]),
         (lines(BAILIAN), "bailian", [(0.0, 40, 0), (0.5, 2, 48)]),
     ],

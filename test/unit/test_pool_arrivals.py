@@ -1,4 +1,4 @@
-"""How much work comes to a server, counted when it comes."""
+"""Arriving work of a server, counted at its arrival."""
 
 from __future__ import annotations
 

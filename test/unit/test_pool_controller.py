@@ -1,4 +1,4 @@
-"""The controller of the pools, decision by decision."""
+"""Single decisions of the pool controller."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ UNIT = CONFIG.load_unit
 def signals(
     short: float, long: float, pools: str = "slll", sick: str = "", work: float | None = None
 ) -> list[InstanceSignals]:
-    """An instance for each letter, under this pressure; those at the places named in ``sick`` are not healthy. A short
-    one is as busy as it is under pressure, or by ``work``."""
+    """Return an instance for each letter of ``pools``, under its pool's pressure. Indices in ``sick`` are unhealthy.
+    Busy shares follow the pressures, or ``work`` for short instances."""
     work = short if work is None else work
     return [
         InstanceSignals(
@@ -34,7 +34,7 @@ def signals(
 def observed(
     short: float, long: float, pools: str = "slll", until: float = 20.0, config: PressureConfig = CONFIG
 ) -> PoolController:
-    """A controller that has seen this pressure, from 0 s on."""
+    """Return a controller that has observed these pressures from 0 s on."""
     controller = PoolController(config)
     for i in range(int(until * 4) + 1):
         controller.observe(i / 4, signals(short, long, pools))
@@ -84,7 +84,7 @@ def test_what_moves_makes_the_busier_pool_least_busy_and_is_worth_it(pools: str)
 
 def test_a_pool_that_has_no_time_left_gets_help_for_less() -> None:
     for short, moved in ((60.0, 0), (96.0, 1)):
-        # Six servers would be a sixth less busy than five.
+        # Six servers would each be a sixth less busy than five.
         controller = observed(short, short / 1.6, "sssssllllll", 200.0, PressureConfig(ratio=1.3, divided=True))
         assert len(controller.decide(200.0)) == moved
 

@@ -1,4 +1,4 @@
-"""How much work comes, how well that is known, and when it has changed."""
+"""Estimate of the arriving work, its error, and detection of changes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from laps_core.protocol import ByClass
 
 PERIOD_S = 5.0
 SAMPLES = 5
-"""In a period."""
+"""Samples in a period."""
 
 
 def fed(work: Iterable[tuple[float, float]], demand: Demand | None = None, since: int = 0) -> tuple[Demand, list[int]]:
-    """A demand that has seen so many servers' worth of short and long work, sample by sample, and when it changed."""
+    """Return a demand after these samples of (short, long) work in servers, and the samples with detected changes."""
     demand, changes = demand or Demand(PressureConfig(period_s=PERIOD_S)), []
     for i, (short, long) in enumerate(work, since):
         demand.observe(float(i), [InstanceSignals(name="a", pool="long", busy=Work(short, long))])
@@ -27,7 +27,7 @@ def fed(work: Iterable[tuple[float, float]], demand: Demand | None = None, since
 
 
 def by_chance(rng: random.Random, requests: float, n: int) -> list[float]:
-    """Work of ``n`` samples in which so many requests come on average, each a tenth of a server's."""
+    """Return the work in ``n`` samples with Poisson arrivals: ``requests`` on average, each a tenth of a server."""
     found = []
     for _ in range(n):
         at, came = rng.expovariate(requests), 0
@@ -64,7 +64,7 @@ def test_what_comes_is_what_was_predicted_corrected_by_what_it_took() -> None:
     for t in range(200):
         came = demand.observe(float(t), known(t, Work(0.1, 0.4), Work(0.2, 0.3)))
     assert came == (pytest.approx(0.2, rel=0.1), pytest.approx(0.3, rel=0.02))
-    # More comes than the server does: what it took is known from before.
+    # More arrives than the server does; the time per work is known from before.
     for t in range(200, 300):
         came = demand.observe(float(t), known(t, Work(0.1, 4.0), Work(0.2, 0.8), Work(0.0, 3.0 * (t - 199))))
     assert came == (pytest.approx(0.2, rel=0.1), pytest.approx(3.0, rel=0.02))
@@ -143,7 +143,7 @@ def test_after_missed_answers_the_work_is_that_of_all_the_time_since() -> None:
 
 
 def test_a_device_is_never_busy_for_more_than_the_time_and_no_time_is_lost() -> None:
-    """A step of 4 s is told at its end."""
+    """A step of 4 s is reported only at its end."""
     spent, outlook = BusySplit(), Outlook(Learnt())
     told = [0.0, 0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     shares = [spent.since(float(t), 0.9, ByClass(short=0.0, long=x), outlook).long for t, x in enumerate(told)]
@@ -185,7 +185,7 @@ def test_of_one_that_does_not_its_busy_time_is_divided_as_this_routers_work_is()
 
 @pytest.mark.parametrize("steady", [6, 9, 12, 15])
 def test_a_change_is_found_where_it_lies(steady: int) -> None:
-    """Any part of the samples that are kept may lie before it."""
+    """The change can be anywhere in the kept samples."""
     demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
     demand, changes = fed(((2.0 + 0.1 * (i % 2), 0.5) for i in range(steady)), demand, 40)
     assert changes
@@ -204,13 +204,13 @@ def test_a_change_is_not_taken_for_noise() -> None:
     demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
     before = demand.error().short
     demand, _ = fed(((5.0 + 0.1 * (i % 2), 0.5) for i in range(19)), demand, 40)
-    # The variance is taken to be in proportion to the work.
+    # Assumption: the variance is proportional to the work.
     assert demand.error().short == pytest.approx(before * 5**0.5, rel=0.3)
 
 
 def test_the_noise_is_learnt_from_the_first_samples_whatever_they_are() -> None:
     def after(differences: int) -> float:
-        """The error, where one more is large."""
+        """Return the error if one more difference is large."""
         demand = Demand(PressureConfig(period_s=PERIOD_S))
         for i in range(differences + 3):
             work = Work(10.0 if i == differences + 2 else 1.0 + 0.1 * (i % 2), 0.0)

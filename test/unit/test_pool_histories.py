@@ -1,6 +1,6 @@
-"""The controller over histories of all kinds: huge prompts, servers that come and go, answers that are missed.
+"""The controller under random histories: huge prompts, servers that come and go, missed answers.
 
-``LAPS_HISTORIES=10000 pytest --timeout 0`` tries so many; a few without.
+``LAPS_HISTORIES=10000 pytest --timeout 0`` tries 10,000 histories; the default is 60.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfi
 from laps_core.protocol import Assignment, ByClass, Load
 
 MODEL = Coefficients(alpha=1e-10, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
-"""A prompt of a million tokens takes 112 s."""
+"""Latency model in which a prompt of a million tokens takes 112 s."""
 HISTORIES = int(os.environ.get("LAPS_HISTORIES", "60"))
 
 
 class Server:
-    """Works in order, each prompt in steps; ``tells``: it counts its requests and tells its classes apart."""
+    """Server that runs its prompts in order, in steps. ``tells``: the server reports counts and busy time by class."""
 
     def __init__(self, name: str, pool: Assignment, rng: random.Random, learnt: Learnt) -> None:
         self.name, self.pool, self.rng = name, pool, rng
@@ -35,13 +35,13 @@ class Server:
         self.outlook, self.spent = Outlook(learnt), BusySplit()
         self.outlook.own_model = MODEL if self.tells else None
         self.wrong = rng.choice((0.5, 1.0, 3.0))
-        """How many times as long as predicted everything takes."""
+        """Ratio of true to predicted times."""
         self.queue: deque[tuple[ClassName, float, int, float]] = deque()
         self.signals: InstanceSignals | None = None
         self.start(0.0)
 
     def start(self, now: float) -> None:
-        """Again, with nothing; all that was there has failed."""
+        """Restart the server; all its requests fail."""
         for cls, _, _, work_s in self.queue:
             self.outlook.leave(now, cls, work_s, 0)
         self.queue.clear()
@@ -61,7 +61,7 @@ class Server:
             did = min(left, rest)
             left -= did
             self.step_s += did
-            # A step is told when it ends.
+            # A step is reported when it ends.
             if self.step_s > 2.0 or did == rest:
                 self.busy[cls] += self.step_s
                 self.step_s = 0.0

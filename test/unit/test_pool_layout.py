@@ -1,4 +1,4 @@
-"""Two pools or none: what is decided from measured work, and how many servers move."""
+"""Division of the fleet into two pools or none, decided from measured work, and number of moves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_was_divided_for_a_reason_is_not_merged_at_once(
 
 
 class Fleet:
-    """Servers without a queue: each is as busy as its share of the work is, and what it cannot do waits."""
+    """Servers that share the work of their pools equally; work beyond their capacity waits."""
 
     def __init__(self, n: int, pools: str = "", *, parks: bool = True, **config: object) -> None:
         self.config = PressureConfig(period_s=PERIOD_S, **config)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class Fleet:
 def test_a_change_of_mix_is_followed_within_three_periods(
     n: int, before: tuple[float, float], after: tuple[float, float]
 ) -> None:
-    """Shares of the fleet that short and long work need."""
+    """``before``, ``after``: shares of the fleet that short and long work need."""
     short = round(n * before[0] / sum(before))
     fleet = Fleet(n, "s" * short + "l" * (n - short), divided=True)
     fleet.run(20, *(n * x for x in before))
@@ -195,16 +195,16 @@ def test_why_a_fleet_stays_undivided(need: Work, servers: int, n_min: int, reaso
 
 def test_short_work_of_which_a_server_is_worth_one_has_a_pool() -> None:
     assert layout(Work(LEAST, 1.4), 3, 1, parks=LAPS, divided=False).short == 1
-    # A fleet that is divided has less of it before it is merged.
+    # A divided fleet stays divided down to less short work.
     for short, divided in ((0.7, True), (0.5, False)):
         assert (layout(Work(short, 1.4), 3, 1, parks=LAPS, divided=True).short is not None) == divided
 
 
-# What the controller makes of it.
+# Decisions of the controller.
 
 
 def told(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]:
-    """An instance for each letter: s, l or b for both. All that comes (servers) is counted at the first one."""
+    """Return an instance for each letter (s, l, or b for both). The first one counts all arriving work (servers)."""
     names: dict[str, Assignment] = {"s": "short", "l": "long", "b": BOTH}
     return [
         InstanceSignals(name=f"{letter}{i}", pool=names[letter], busy=Work() if i else need, parks=parks)
@@ -213,14 +213,14 @@ def told(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]
 
 
 def steps(pools: str, needs: Iterable[Work], start_s: float = 0.0, n_min: int = 1) -> list[Move]:
-    """The first moves of a fleet to which so much comes, second by second."""
+    """Return the first moves of a fleet with this arriving work in each second."""
     made = PoolController(PressureConfig(n_min=n_min), start_s)
     beats = (made.step(start_s + i, told(pools, need)) for i, need in enumerate(needs))
     return next((moves for moves in beats if moves), [])
 
 
 def settled(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dict[str, Assignment]:
-    """Return the moves after so much has come for long."""
+    """Return the moves after 400 s of this work."""
     made = PoolController(PressureConfig(**config))
     for now in range(400):
         made.observe(float(now), told(pools, need, parks=parks))
@@ -228,7 +228,7 @@ def settled(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dic
 
 
 def test_a_fleet_is_first_laid_out_after_some_periods_by_what_came_in_them() -> None:
-    """The mean has begun at nothing: 1 - 1/e of what comes counts by then. A period earlier it would have done too."""
+    """The mean starts at zero, so 1 - 1/e of the work counts by then. A period earlier would have sufficed, too."""
     moves = steps("bbb", [Work(1.55, 2.6)] * 60, 1000.0)
     assert [move.at for move in moves] == [1000.0 + LAYOUT_PERIODS * PERIOD_S] * 3
     assert moves[0].reason == "divided: short work needs 1.0 of 3 servers, long work 1.6"

@@ -1,4 +1,4 @@
-"""Which pool gets instances, and how many, by the work that was measured."""
+"""Number and direction of the moves between pools, by measured work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EVEN = 1.0, 1.0
 def fleet(
     pools: str, need: Work, pressed: tuple[float, float] = EVEN, waits: Iterable[float] = ()
 ) -> list[InstanceSignals]:
-    """An instance for each letter, s or l, under its pool's pressure; long work of so many seconds waits there.
+    """Return an instance for each letter, s or l, under its pool's pressure. ``waits``: waiting long work (seconds).
 
-    All that comes (servers) is counted at the first one: the controller takes the sum.
+    The first instance counts all arriving work (servers), because the controller uses the sum.
     """
     return [
         InstanceSignals(
@@ -39,7 +39,7 @@ def fleet(
 def seen(
     pools: str, needs: Iterable[Work], pressed: tuple[float, float] = EVEN, config: PressureConfig = CONFIG
 ) -> PoolController:
-    """A controller that has seen this, a second apart from 0 s on."""
+    """Return a controller that has observed these needs, one per second from 0 s on."""
     controller = PoolController(config)
     for now, need in enumerate(needs):
         controller.observe(float(now), fleet(pools, need, pressed))
@@ -66,7 +66,7 @@ def test_missing_servers_without_pressure_call_for_no_move_while_the_pool_can_do
 
 
 def test_a_pool_is_overloaded_by_what_is_sure_to_come() -> None:
-    """0.08 of 1.05 servers are not sure."""
+    """The first load needs 1.05 servers on average, of which 0.08 are uncertain."""
     assert seen("sll", [Work(0.8 + 0.5 * (i % 2), 0.1) for i in range(21)]).in_dead_band()
     assert not seen("sll", steady(1.05, 0.1)).in_dead_band()
 
@@ -77,7 +77,7 @@ def test_uncertain_work_calls_for_no_move() -> None:
 
 
 def test_at_first_no_server_leaves_that_may_be_needed() -> None:
-    """Two would be best. What the long pool needs is known to 0.6 servers, of which one of these would do 0.5."""
+    """Two moves would be best, but the long pool's need is known only to 0.6 servers; the second would do 0.5."""
     for seconds, moved in ((5, 1), (10, 2)):
         controller = seen("sllll", [Work(1.6, 2.0 * (i % 2)) for i in range(seconds + 1)], (9.0, 1.0))
         assert len(controller.decide(float(seconds))) == moved
@@ -122,7 +122,7 @@ def test_a_server_with_work_for_more_than_a_period_does_not_move(wait_s: float, 
 def test_after_a_change_the_share_is_smoothed_over_what_came_since() -> None:
     controller, demand, changes = PoolController(CONFIG), Demand(CONFIG), []
     for now in range(46):
-        # A change of a few times the noise is found some samples after it began; the pressures turn meanwhile.
+        # A change of a few times the noise is detected some samples later; the pressures reverse meanwhile.
         need = Work((1.0 if now < 40 else 1.2) + 0.1 * (now % 2), 0.5)
         signals = fleet("sll", need, (3.0, 1.0) if now < 41 else (1.0, 3.0))
         controller.observe(float(now), signals)

@@ -1,4 +1,4 @@
-"""A server's pool record: compare and set, by any process of the server."""
+"""Pool record of a server: compare and set, by any process of the server."""
 
 from __future__ import annotations
 

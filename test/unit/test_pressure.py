@@ -1,4 +1,4 @@
-"""Algorithm 2: pressures, the dead band, the cool-down and what they promise together."""
+"""Algorithm 2: pressures, dead band, cool-down, and their joint guarantees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = PressureConfig(divided=True)
 PERIOD_S = 5.0
 STEP_S = 0.25
 STEADY_S = 1.0
-"""Between two observations of a load that stays as it is."""
+"""Time between two observations of a constant load (seconds)."""
 POOLS: tuple[Pool, Pool] = ("short", "long")
 
 
@@ -32,14 +32,14 @@ def load(backlog: float, deviation: float = 0.0, busy: float = 0.0) -> Load:
 
 
 def signals(name: str, pool: Pool, backlog: float, *, healthy: bool = True) -> InstanceSignals:
-    """An instance that is as busy with its class as its backlog is long."""
+    """Return an instance whose busy share is proportional to its backlog."""
     busy = min(1.0, backlog / 1e5)
     spent = Work(busy, 0.0) if pool == "short" else Work(0.0, busy)
     return InstanceSignals(name=name, pool=pool, healthy=healthy, load=load(backlog), busy=spent)
 
 
 class Fleet:
-    """Instances with a load per pool, the controller, and a clock that only moves here."""
+    """Instances with a load per pool, the controller, and a virtual clock."""
 
     def __init__(
         self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset(),
@@ -57,7 +57,7 @@ class Fleet:
         return sum(1 for name, p in self.pool.items() if p == pool and self.healthy[name])
 
     def step(self, short_tokens: float, long_tokens: float) -> None:
-        """One observation of a total backlog spread evenly over each pool."""
+        """Observe once: a total backlog for each pool, spread evenly over its instances."""
         tokens = {"short": short_tokens, "long": long_tokens}
         each = {pool: tokens[pool] / max(1, self.count(pool)) for pool in POOLS}
         self.controller.observe(
@@ -132,7 +132,7 @@ def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, lo
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.3, 4.0))
 def test_a_constant_load_converges(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
-    """Moves stop, and they all go one way: the grain of one instance never sends it to and fro."""
+    """Moves stop and all have one direction; the size of one instance never causes moves back and forth."""
     fleet = Fleet(short, long, PressureConfig(ratio=ratio, divided=True), step_s=STEADY_S)
     fleet.run(PERIOD_S * 60, tokens * share, tokens * (1 - share))
     settled = len(fleet.moves)
@@ -234,7 +234,7 @@ def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("rest", [0.0, 2048.0, 20_480.0])
 def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: Pool, n: int, rest: float) -> None:
-    """The backlog of the sick instance does not move; all others are under the same load."""
+    """The backlog of the sick instance stays constant; all other instances have the same load."""
     fleet = Fleet(n, n)
     sick = next(name for name, p in fleet.pool.items() if p == pool)
     for _ in range(200):

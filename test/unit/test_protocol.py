@@ -1,4 +1,4 @@
-"""The contract between server and router: what one writes the other reads, and nothing else passes."""
+"""Contract between server and router: each reads the other's messages, and invalid messages are refused."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, m
 
 
 class Counted(set[int]):
-    """Knows how often somebody has looked into it."""
+    """Set that counts its lookups."""
 
     looks = 0
 
@@ -79,7 +79,7 @@ class Counted(set[int]):
 
 
 class Drawn(list[T]):
-    """Knows how many of its items somebody has gone through, one by one."""
+    """List that counts its iterated items."""
 
     items = 0
 

@@ -1,4 +1,4 @@
-"""Quoted times to first token: calibrated intervals, sums of what waits, and quotes that grow with it."""
+"""Quoted TTFTs: calibrated intervals, sums of waiting work, and quotes that grow with that work."""
 
 from __future__ import annotations
 

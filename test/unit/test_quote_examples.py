@@ -1,4 +1,4 @@
-"""Examples of who uses quotes: the autoscaler asks for series that exist, the scorer speaks the routes' language."""
+"""Examples that use quotes: the autoscaler queries existing series, and the scorer uses the routes correctly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_scaled_is_there(scaled: Any) -> None:
 
 
 def test_its_behavior_is_what_kubernetes_takes(scaled: Any) -> None:
-    """KEDA hands it to a HorizontalPodAutoscaler, whose schema is Kubernetes' own."""
+    """KEDA copies the behavior to a HorizontalPodAutoscaler, whose schema is Kubernetes' own."""
     spec = scaled["spec"]
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec["scaleTargetRef"]["name"]}
     metrics = [
@@ -105,7 +105,7 @@ def scorer() -> Any:
 
 @contextmanager
 def serving(left_s: float | None) -> Iterator[str]:
-    """A server that answers as one with a device that is busy for so long; None: it has no quotes."""
+    """Run a server whose device is busy for ``left_s`` seconds; with None it gives no quotes."""
     model = Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01)
     state = left_s is not None and QuoteState(model=model, threshold=256, chunk=8192, short_batch=4096, left_s=left_s)
     status = {"quote": msgspec.to_builtins(state) if state else None}
@@ -120,7 +120,7 @@ def serving(left_s: float | None) -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The command that holds simulated quotes against what became of them."""
+"""The command that compares simulated quotes with their outcomes."""
 
 from __future__ import annotations
 

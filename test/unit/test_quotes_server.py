@@ -1,4 +1,4 @@
-"""Quotes of a server: its requests from the queue to the first token, the status, the routes, the series."""
+"""Quotes of a server: requests from the queue to the first token, status, routes and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Queued:
-    """A request that no round has looked at."""
+    """Waiting request that no round has classified yet."""
 
     laps_tag: Any
 

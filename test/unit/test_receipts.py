@@ -1,4 +1,4 @@
-"""Causes of the time to first token add up, whatever ran."""
+"""Causes of the TTFT, which add up for any batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def moments(**more: object) -> Moments:
 
 
 def filled(rng: random.Random) -> tuple[Ledger, list[Run]]:
-    """A ledger of random batches, some paused for others, and all of those, in the order in which they began."""
+    """Return a ledger of random batches, some paused for others, and all batches in order of their starts."""
     ledger, runs = Ledger(), list[Run]()
 
     def stretch(begin: int, end: int, depth: int) -> None:
@@ -44,7 +44,7 @@ def filled(rng: random.Random) -> tuple[Ledger, list[Run]]:
             if depth < 3 and rng.random() < 0.5:
                 stretch(at + rng.randint(0, 200), until, depth + 1)
             if until < END or rng.random() < 0.5:
-                # Clocks of the host and of the device do not agree to the microsecond.
+                # The clocks of host and device differ by some microseconds.
                 ledger.record_end(made, at - rng.randint(0, 3), until + rng.randint(0, 3))
             at = until
 
@@ -99,7 +99,7 @@ def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
     ledger, long, short = Ledger(), run(LONG, 10, "L"), run(SHORT, 40, "S", depth=1)
     ledger.record_start(long)
     ledger.record_start(short)
-    # The batch below is not done: it has all that the other has not.
+    # The long batch is not done, so it gets all time that the other batch does not have.
     assert account(moments(runs=[short], end_us=45, waits_us=5), ledger).causes_us == {
         "tokenizing": 5,
         "scheduling": 5,
@@ -140,7 +140,7 @@ def test_a_request_waits_for_what_it_is_held_back_by() -> None:
         "computing": 10,
         "answering": 10,
     }
-    # A prompt that a prefetch is made for could not have run.
+    # A prompt with a running prefetch could not have run.
     found = account(moments(runs=[own], waits_us=0, blocked=[Wait(5, 65, "prefetch")]), ledger).causes_us
     assert found["prefetch"] == 60
 

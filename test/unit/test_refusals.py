@@ -1,4 +1,4 @@
-"""Requests for several samples of a prompt, whoever reads it and however it is written."""
+"""Recognition of requests for several samples of a prompt, in every notation."""
 
 from __future__ import annotations
 

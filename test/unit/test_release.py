@@ -1,4 +1,4 @@
-"""The wheel, in an environment that has the dependencies and not the checkout."""
+"""The wheel, in an environment with the dependencies but without the checkout."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Installed(NamedTuple):
     folder: Path
 
     def run(self, *command: str | Path, **env: str) -> str:
-        """Run a command of this environment; what it printed. Fails the test where it fails."""
+        """Run a command of this environment and return its output. Fails the test if the command fails."""
         return run(self.folder, *command, **env)
 
 
 def fresh(folder: Path) -> Path:
-    """Make an environment that sees the packages of this one, but not what is installed here for editing."""
+    """Make an environment that sees the packages of this one, except editable installs."""
     venv.create(folder)
     scheme = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
     here = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
@@ -63,7 +63,7 @@ def run(folder: Path, *command: str | Path, **env: str) -> str:
 
 
 OFFLINE = {
-    # The project that is installed for editing is no reason to do nothing, and is never taken out.
+    # pip must ignore the editable install of the project: neither count it as installed nor remove it.
     **dict.fromkeys(("PIP_NO_INDEX", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED", "PIP_DISABLE_PIP_VERSION_CHECK"), "1"),
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -82,7 +82,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_has_all_that_the_packages_have(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     for package in PACKAGES:
-        # The patches are a link to a folder.
+        # Follow links: the patches are a link to a folder.
         found = {Path(base, f) for base, _, files in os.walk(package, followlinks=True) for f in files}
         ours = {p.relative_to(package.parent).as_posix() for p in found if "__pycache__" not in p.parts}
         ours.discard("sglang_router_laps/patching/patches/README.md")

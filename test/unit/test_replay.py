@@ -1,4 +1,4 @@
-"""Replays: recordings made by the simulator itself are replayed as they were, and as another policy would have."""
+"""Replays of the simulator's own recordings, under the recorded policy and under another policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GPU = Profile.load("h200-qwen3-8b")
 
 
 def recorded(variant: str, profile: Profile, rate: float, *, seed: int = 3, requests: int = 2000) -> Recording:
-    """Return what a server with that policy would have recorded."""
+    """Return the recording of a server with this policy."""
     record = run(VARIANTS[variant], Open(MIX, rate, requests, seed=seed), profile, chunk=CHUNK).record
     rows = sorted(zip(record.at, record.new, record.cached, record.ttft, strict=True))
     mean = sum(profile.spread) / len(profile.spread) if profile.spread else 1.0
@@ -169,7 +169,7 @@ class Fake(BaseHTTPRequestHandler):
         self.wfile.write(msgspec.json.encode(body))
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

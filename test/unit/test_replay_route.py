@@ -1,4 +1,4 @@
-"""``POST /laps_replay``: one at a time, in a process of its own, for a bounded time."""
+"""``POST /laps_replay``: one replay at a time, in a separate process, for a bounded time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = tuple[int, Any]
 
 
 class Scripted(Replays):
-    """Runs a script in the place of ``laps-plan``."""
+    """Replays that run a script in place of ``laps-plan``."""
 
     def __init__(self, script: str, url: str = "http://127.0.0.1:9", **how: Any) -> None:
         super().__init__(lambda: url, lambda: "the key", **how)

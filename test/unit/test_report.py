@@ -1,4 +1,4 @@
-"""The page from sample pieces, and the README's headline from the page."""
+"""The report's page from sample pieces, and the README's headline from the page."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def sample(folder: Path, *names: str, value: float = 0.4) -> None:
 
 
 def render(tmp_path: Path, *more: str) -> tuple[str, str]:
-    """(page, README) from ``tmp_path / "from"``."""
+    """Render ``tmp_path / "from"`` and return (page, README)."""
     readme = tmp_path / "README.md"
     if not readme.exists():
         readme.write_text(README)
     argv = ["--from", str(tmp_path / "from"), "--out", str(tmp_path / "report"), "--readme", str(readme), *more]
     assert report.main(argv) == 0
-    # How wide a column is says nothing.
+    # The width of a column does not matter.
     narrow = (
         re.sub(r"(?<=\S) +(?=\|)|(?<=\|) +(?=\S)", " ", path.read_text())
         for path in (tmp_path / "report" / "README.md", readme)
@@ -86,7 +86,7 @@ def test_every_step_is_a_command_with_these_arguments(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = steps.STEPS[name]
-    # What stands before --help is read first.
+    # Arguments before --help are parsed first.
     words = [*steps.command(name, step, Path("out"))[1:], "--help"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(servers, "execute", servers.execute)
@@ -184,7 +184,7 @@ def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
 
 def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", "closed")
-    # It has the name of another piece's.
+    # The picture has the same name as another piece's picture.
     (tmp_path / "from" / "closed" / "headline.svg").write_text("<svg>another</svg>")
     odd = piece("closed")
     odd.pictures = {"headline.svg": "A caption."}

@@ -1,4 +1,4 @@
-"""Bodies: what counts, how many tokens, and how they are rewritten."""
+"""Request bodies: prompts, token counts, and rewriting."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_reported_tokens_are_found_in_a_reply_or_a_first_event() -> None:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """One token per word."""
+    """Write a tokenizer with one token per word and return its path."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -142,7 +142,7 @@ def test_a_tokenizer_counts_exactly_and_extrapolates_beyond_its_bound(tokenizer:
 
 
 class Watched:
-    """A tokenizer that notes what it is given."""
+    """Tokenizer that records the texts that it gets."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

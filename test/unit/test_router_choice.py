@@ -1,4 +1,4 @@
-"""Predictions for a request where it is sent: its work, its delay; and which pool one more server joins."""
+"""Predicted work and delay of a request at the chosen server, and the pool that a new server joins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOW_S = 100.0
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=1e-5, per_request=0.0, fixed=0.01)
 TEXT = b"".join(b"%08d" % i for i in range(1024))
 HALF = TEXT[:4096]
-"""16 blocks of 32."""
+"""First half of the text: 16 of 32 blocks."""
 
 
 def servers(n: int, pools: str = "", **config: Any) -> Pools:
-    """LAPS servers, undivided or with a letter for the pool of each."""
+    """Return LAPS servers: undivided, or with a letter for the pool of each server."""
     made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(**config), lambda: NOW_S, fixed=False)
     names: dict[str, Assignment] = {"s": "short", "l": "long", "b": "both"}
     for instance, letter in zip(made.instances, pools or "b" * n, strict=True):
@@ -45,7 +45,7 @@ def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
 
 
 def test_what_is_cached_takes_time_as_well() -> None:
-    """With half of it cached the work takes 0.113 s, elsewhere 0.205 s; others would wait for what is more, too."""
+    """With half of the prompt cached the work takes 0.113 s, elsewhere 0.205 s; more work also delays others."""
     p = servers(2)
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
     for busy_s, stays in ((0.35, True), (0.37, False)):
@@ -100,7 +100,7 @@ def test_a_request_that_is_long_anyway_does_not_share_a_prefix() -> None:
     p = servers(2, "sl")
     p.instances[0].healthy = False
     for i in range(6):
-        # Of these each is long where the prefix lies, too.
+        # These requests are long even at the server with the prefix.
         assert chosen(p, Ask(2048, [fingerprint(HALF + b"%08d" % i * 512)])).length_class == "long"
     p.instances[0].healthy = True
     made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%07dx" % i * 40)])).copies for i in range(3)]

@@ -1,4 +1,4 @@
-"""Which bodies are taken for JSON."""
+"""Content types of bodies that are read as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decode server gets a request: by what it says of its KV cache, and by what has been sent there since."""
+"""Choice of the decode server: by its reported KV usage and by the requests sent there since the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_core.pools.prefixes import Ask
 
 
 def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name: str = "d") -> DecodeInstance:
-    """One that has told how much is taken; None: nothing."""
+    """Return a server that has reported ``told`` used KV tokens; None: no report."""
     made = DecodeInstance(f"http://{name}:1", lambda: 0.0)
     if told is not None:
         made.kv = Kv(told, capacity, capacity, own)
@@ -41,7 +41,7 @@ def test_what_ended_since_it_was_read_is_free() -> None:
     done, other = server(30_000, own=20_000), server(25_000)
     assert done.held() == 10_000
     assert choose_decoder([done, other], 100, 1.0) is done
-    # Never less than what this router has there.
+    # At least the tokens of this router's own requests there.
     with done.lease(15_000):
         assert done.held(4.0) == 15_000
 
@@ -71,7 +71,7 @@ def test_of_several_ranks_one_must_hold_it_all() -> None:
 def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_router_sent() -> None:
     silent, small, large = server(), server(20_000, 50_000), server(100_000, 200_000)
     with silent.lease(10_000):
-        # 40,000, 30,000 and 100,000 are free.
+        # Free KV tokens: 40,000, 30,000 and 100,000.
         assert choose_decoder([silent, small], 100, 1.0) is silent
         assert choose_decoder([silent, small, large], 100, 1.0) is large
     with silent.lease(30_000):
@@ -113,7 +113,7 @@ def test_how_much_others_send_is_seen_in_what_is_held() -> None:
 
 @pytest.mark.parametrize("routers", [1, 2, 8])
 def test_many_routers_that_read_at_once_fill_the_servers_evenly(routers: int) -> None:
-    """Requests live for ten readings; one server begins with less room than the others."""
+    """Requests live for ten reports; one server starts with fewer free KV tokens than the others."""
     rng = random.Random(routers)
     seats = [[server(0, 1_000_000, name=f"d{n}") for n in range(4)] for _ in range(routers)]
     held = [200_000, 0, 0, 0]
@@ -140,5 +140,5 @@ def test_many_routers_that_read_at_once_fill_the_servers_evenly(routers: int) ->
             alive.append((period + 10, n, tokens, lease))
         if period >= 30:
             worst = max(worst, max(held) - min(held))
-    # In one period come 64,000 tokens. Without minding the others, eight routers would be 60,000 apart.
+    # 64,000 tokens arrive per period. If routers ignored each other, eight would be 60,000 tokens apart.
     assert worst < 10_000, worst

@@ -1,4 +1,4 @@
-"""Under which ids an attempt is known at the servers, and what the client sees of them."""
+"""Ids of an attempt at the servers, and the ids that the client sees."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_another_router_finds_the_ids_of_a_first_attempt(rid: str | None) -> Non
     assert {*prefill} <= {*there["prefill"]}
     assert {*decode} <= {*there["decode"]}
     assert rid not in there["decode"]
-    # Another client's with the same id is another one.
+    # Another client's request with the same id is a different request.
     assert not rid or not {*decode} & {*ids_elsewhere(named, "you")["decode"]}
 
 

@@ -1,4 +1,4 @@
-"""Which prefixes an instance holds, and what they weigh against load: at the limits."""
+"""Prefixes of an instance and their weight against load, at the limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask, PrefixIndex, fingerprint
 
 TEXT = b"".join(b"%08d" % i for i in range(512))
-"""16 blocks."""
+"""Text of 16 blocks."""
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (513, 2)])
@@ -69,7 +69,7 @@ def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, p
 @pytest.mark.parametrize(
     ("tokens", "busy_s", "stays"),
     [
-        (1000, 0.199, True),  # elsewhere 500 tokens more are computed, 0.1 ms each, which counts four times
+        (1000, 0.199, True),  # elsewhere 500 more tokens, 0.1 ms each, counted four times
         (1000, 0.201, False),
         (4096, 0.818, True),
         (4096, 0.821, False),

@@ -1,4 +1,4 @@
-"""Many servers with many ranks: the place that is found is the one that looking at each of them finds."""
+"""Many servers with many ranks: the fast choice equals that of a check of every place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, 
 
 
 def each(usable: list, ask: Ask, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
-    """The straightforward rule."""
+    """Return the offers of all places, by the straightforward rule."""
     total = max(1, ask.total)
     own: list[Offer] = []
     others: list[Offer] = []

@@ -1,4 +1,4 @@
-"""Which two servers a request goes to, and which after attempts that failed."""
+"""Choice of the server pair for a request, also after failed attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_pair_is_tried_once_before_any_is_again() -> None:
         ways.append(choose(p, tried))
         tried.pairs.add(ways[-1])
     assert len(ways) == len(set(ways)) == 6
-    # Two servers that had no part in the first failure come before either of the first two.
+    # Two servers that took no part in the first failure come before the first two.
     assert not set(ways[0]) & set(ways[1])
     assert choose(p, tried) in ways
 

@@ -1,4 +1,4 @@
-"""The router of LAPS as it was published: pools from the start, classes by the whole prompt, one move a period."""
+"""The router of LAPS as published: pools from the start, classes by the whole prompt, one move per period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instance a request goes to: classes, prefixes, spilling, health; properties over random traffic."""
+"""Choice of the instance for a request: classes, prefixes, spilling, health; properties under random traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of prefixes that an instance has seen, against what was really sent."""
+"""Index of the prefixes that an instance has seen, compared with the prompts that were sent."""
 
 from __future__ import annotations
 

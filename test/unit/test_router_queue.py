@@ -1,4 +1,4 @@
-"""Order of the router's queue, in which nobody waits for ever."""
+"""Order of the router's queue, in which no request waits forever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def queue(size: int = 100) -> Queue:
 
 
 async def served(made: Queue, requests: list[Waiting]) -> list[int]:
-    """In which order they had their place, one at a time."""
+    """Serve the requests one at a time and return their order."""
     order: list[int] = []
 
     async def one(i: int, request: Waiting) -> None:

@@ -1,4 +1,4 @@
-"""Which data-parallel rank of a prefill server a request goes to."""
+"""Choice of the DP rank of a prefill server for a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCUMENT = b"".join(b"%07d" % i for i in range(4000))
 
 
 def fleet(*ranks: int, initial_short: int | None = None) -> Pools:
-    """A server for each number of ranks."""
+    """Return a fleet with one server for each number of ranks."""
     servers = [(f"http://p{i}:1", 1) for i in range(len(ranks))]
     pools = Pools(servers, AllocConfig(initial_short=initial_short), Clock(), fixed=False)
     for instance, n in zip(pools.instances, ranks, strict=True):
@@ -74,7 +74,7 @@ def test_requests_without_a_history_are_spread_over_all_ranks() -> None:
             seen.append((choice.instance.url, choice.rank and choice.rank.number))
         assert all(seen.count(place) == 2 for place in seen)
         assert [p.outstanding for i in pools.instances for p in i.places] == [2] * 4
-    # What is idle everywhere goes to who has had the least.
+    # If all are idle, the place with the least work so far is chosen.
     idle = set()
     for _ in range(3):
         choice = choose(pools, 5000)

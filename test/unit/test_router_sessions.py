@@ -1,4 +1,4 @@
-"""A session that its client names goes on where it was served, unless that server is gone or far behind."""
+"""A named session stays at the server that served it, unless that server is gone or far behind."""
 
 from __future__ import annotations
 

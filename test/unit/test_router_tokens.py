@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, as the estimate learns it; and what of a prompt is media."""
+"""Learned estimate of a prompt's tokens, and detection of media in a prompt."""
 
 from __future__ import annotations
 

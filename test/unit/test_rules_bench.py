@@ -1,4 +1,4 @@
-"""Worth of each rule: how rules are taken out and put back, and which ratios count as moved."""
+"""Benchmark of each rule's worth: removal and restoration of rules, and ratios that count as moved."""
 
 from __future__ import annotations
 

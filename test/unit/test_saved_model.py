@@ -1,4 +1,4 @@
-"""The latency model in a file, as it learns."""
+"""Saving of the latency model to a file as it learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_laps.saved_model import PERIOD_S, Saver, load
 
 
 def fitted() -> LatencyModel:
-    """Measured steps of 1 ms and 0.1 ms a token."""
+    """Return a model fitted to steps that take 1 ms plus 0.1 ms per token."""
     model = LatencyModel()
     for i in range(40):
         tokens = 20 + 40 * (i % 12)

@@ -1,4 +1,4 @@
-"""Arguments that make no sense end with one line, before anything is started."""
+"""Invalid arguments of the benchmark end with one line before anything starts."""
 
 from __future__ import annotations
 

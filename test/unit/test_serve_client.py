@@ -1,4 +1,4 @@
-"""The client against a server with known delays."""
+"""Client of the benchmark, on a server with known delays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from benchmark.serve.compare import BLOCK, BLOCKS, closed_loop, fixed_work, in_b
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
-"""So much later may things be seen where others have the cores."""
+"""Tolerated delay (seconds) of observations while other processes use the cores."""
 
 
 class Slow(asyncio.Protocol):
-    """Answers after PER_TOKEN_S for each token of the prompt, in two pieces; a prompt of 13 tokens with a 500."""
+    """Server that answers after PER_TOKEN_S per prompt token, in two pieces; a prompt of 13 tokens gets a 500."""
 
     lengths: list[int]
     closes = False
@@ -52,7 +52,7 @@ class Slow(asyncio.Protocol):
 
 
 def against(load: Callable[[Target], Coroutine[Any, Any, Any]], closes: bool = False) -> tuple[Any, list[int]]:
-    """Run ``load`` against a Slow server: its result, and the prompt lengths in order."""
+    """Run ``load`` against a Slow server. Return its result, and the prompt lengths in order."""
 
     class Server(Slow):
         lengths: list[int] = []  # noqa: RUF012
@@ -161,7 +161,7 @@ def test_fixed_work_is_asked_once_and_answered_to_the_last_request() -> None:
 
 
 def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
-    # One prompt in eight takes 0.8 s: twice the time that is counted.
+    # One prompt in eight takes 0.8 s, twice the counted time.
     jobs = [Job(0.0, 800 if i % 8 == 0 else 10) for i in range(64)]
     new = [job.new for job in jobs]
     loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 0.4, 0.0, new))
@@ -191,11 +191,11 @@ def test_urls() -> None:
 
 
 FIRST = b'data: {"text":"error"}\n\n'
-"""An answer, for all that it says."""
+"""First event of an answer, whose text must not be mistaken for an error."""
 
 
 class Streaming(asyncio.Protocol):
-    """Two events, the second one late; an error where the prompt has 13 tokens."""
+    """Server that streams two events, the second one late; a prompt of 13 tokens gets an error."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

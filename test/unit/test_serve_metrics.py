@@ -1,4 +1,4 @@
-"""Figures, ratios and tables from answers that are known."""
+"""Figures, ratios and tables from known answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_figures_of_a_round() -> None:
     assert f[LONG]["goodput"] == 0.5
     assert f["goodput"] == 0.5
     assert f["failed"] == 1
-    # From the first that was sent to the last answer: 2.5 s.
+    # 2.5 s pass from the first request to the last answer.
     assert f["requests_per_s"] == pytest.approx(3 / 2.5)
     assert f["tokens_per_s"] == pytest.approx(1200 / 2.5)
     assert f["client_late_p99_ms"] == pytest.approx(1.0)
@@ -56,7 +56,7 @@ def test_a_class_nobody_sent_has_no_figures() -> None:
 
 
 def compared(factor: float, rounds: int = 5) -> Compared:
-    """LAPS's TTFTs are ``factor`` times those of the stock policies; the machine drifts from round to round."""
+    """Return results where LAPS's TTFTs are ``factor`` times stock's; the machine drifts between rounds."""
     answers: dict[str, list[list[Answer]]] = {}
     for name, f in (("fcfs", 2.0), ("hrrn", 1.5), ("shortest-prefill-first", 1.0), ("laps", factor)):
         answers[name] = [
@@ -109,7 +109,7 @@ def test_what_is_promised_counts_what_waited_before() -> None:
     seen = [answer(0.0, 1000, 1.0), answer(0.1, 100, 0.1), answer(0.2, 1000, 2.0), answer(9.0, 1000, 0.5)]
     bounds = [TERMS.long_s(0.1 * n) for n in (1, 2, 1)]
     assert worst(seen, LONG, TERMS) == pytest.approx(max(1.0 / bounds[0], 2.0 / bounds[1]))
-    # (2 A + 2 B) / guard, stretched by the short batches, and once more for those under way; and those saved up.
+    # (2 A + 2 B) / guard, stretched by short batches; plus the running batches and the saved preemptions.
     gap, short, long = 0.03, LONE(512), LONE(4096) - LONE(3072)
     assert bounds[0] == pytest.approx(((0.2 + 2 * long) / 0.25 + gap) * (5.0 + short / gap) + 3 * short)
     assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100, short))

@@ -1,4 +1,4 @@
-"""Loads come from their seed alone, and are what they say."""
+"""Loads depend only on their seed and have the claimed properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: a turn waits for the answer before it, on as many sessions at all times, at whatever rate."""
+"""Sessions: a turn waits for the previous answer; another rate means more sessions, not shorter pauses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS = "session,t_ms,think_ms,new_tokens,cached_tokens,output_tokens"
 
 
 def written(folder: Path, sessions: int = 40, turns: int = 10) -> Path:
-    """Each turn 2 s after the answer before it, which has 50 tokens."""
+    """Write sessions whose turns start 2 s after the previous answer of 50 tokens, and return the file."""
     path = folder / "sessions.csv"
     rows = [f"{s},{9000 * t},2000,{400 + t},{1000 * t},50" for s in range(sessions) for t in range(turns)]
     path.write_text("\n".join([HEADS, *rows]))

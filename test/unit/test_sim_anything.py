@@ -1,4 +1,4 @@
-"""Random workloads: the same from a seed, at the load that is asked for, and compared with the best of stock."""
+"""Random workloads: equal for equal seeds, at the requested load, and compared with the best of stock."""
 
 from __future__ import annotations
 

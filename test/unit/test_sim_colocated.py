@@ -1,4 +1,4 @@
-"""Simulated servers that decode: every token once, Little's law, and what a stream waits for."""
+"""Simulated servers that decode: every token once, Little's law, and waiting times of streams."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_a_lone_stream_has_a_token_from_each_step(serving: Serving) -> None:
     answers = serve(serving, Trace([Job(0.0, 100, output=50)]), PROFILE)
     expected = [PROFILE.decode_s(1, 101 + i) for i in range(49)]
     gaps = answers.logs.gaps[answers.logs.counts > 0]
-    # The first one is from the end of the prefill; every other is the step alone.
+    # The first gap starts at the prefill's end; every other gap is a lone step.
     assert sorted(gaps)[:-1] == pytest.approx(expected[:48], rel=0.02)
 
 
 def streams_and_long(serving: Serving) -> Answers:
-    """Sixteen streams beside prompts of 8,192 tokens, one after the other."""
+    """Serve sixteen streams beside consecutive prompts of 8,192 tokens."""
     jobs = [Job(0.01 * i, 64, output=800) for i in range(16)]
     jobs += [Job(1.0 + 0.3 * i, 8192, output=4) for i in range(10)]
     return serve(serving, Trace(jobs), PROFILE)
@@ -104,7 +104,7 @@ def test_the_stock_flags_bound_the_time_between_tokens() -> None:
     mixed = streams_and_long(Serving("fcfs", 512, mixed=True))
     for answers in (small, mixed):
         assert answers.logs.quantile(1.0) < 0.05
-    # A mixed chunk is one step of both: streams have more tokens meanwhile.
+    # A mixed chunk serves both in one step, so streams get more tokens in the same time.
     assert mixed.outcome.seconds < small.outcome.seconds
 
 
@@ -118,7 +118,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_and_streams_along() -> None
 
 
 def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows take less than steps would: where more comes than can be done, first tokens come sooner."""
+    """Rows take less time than steps, so in overload first tokens come earlier."""
     profile, trace = Profile.load("h200-qwen3-30b-a3b"), load(60.0, 10.0)
     carried = serve(Serving(LAPS), trace, profile)
     monkeypatch.setattr(Decode, "rows_s", lambda *_: math.inf)
@@ -155,7 +155,7 @@ def test_goodput_needs_the_first_token_and_all_others_in_time() -> None:
 
 
 def test_in_the_overlap_loop_a_step_is_in_time_though_what_runs_is_not_done() -> None:
-    """Decided while an unsliced batch runs, it begins after that one."""
+    """A step that is decided while an unsliced batch runs starts after that batch."""
     rng = random.Random(2)
     lengths, output = mix(uniform(16, 256), log_uniform(1024, 8192), 0.2), log_uniform(16, 400)
     trace = Trace([Job(at, lengths(rng), output=output(rng)) for at in poisson(28.0, 15.0, rng)])

@@ -1,4 +1,4 @@
-"""The study of simulated servers that decode: its loads, its figures, what it leaves."""
+"""Study of simulated servers that decode: loads, figures, and results."""
 
 from __future__ import annotations
 

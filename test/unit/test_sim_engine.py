@@ -1,4 +1,4 @@
-"""The simulator against what must hold of any server: nothing lost, no idling, the queueing formula."""
+"""Properties of the simulator that hold for any server: no lost request, no idling, exact times."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from laps_plan.traffic.streams import Closed, Open, Sessions, Trace
 from simulated import CHUNK, HOST, MIX, PROFILE
 
 WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
-"""Chunks as stock cuts them, in one piece."""
+"""Knobs for stock's chunks, without slices."""
 
 
 class Watched:
-    """A scheduler that is watched: ``check`` sees each answer and when it was given."""
+    """Wrapper of a scheduler; ``check`` gets the time of each decision, the decision, and the waiting tokens."""
 
     def __init__(self, scheduler: Scheduler, check: Callable[[float, Batch | float | None, int], None]) -> None:
         self.scheduler = scheduler
@@ -154,7 +154,7 @@ def test_a_slice_costs_a_look_at_what_came() -> None:
 
 
 class Remembered(Laps):
-    """Keeps what it was told of finished batches."""
+    """Scheduler that records the results of finished batches."""
 
     def __init__(self, **more: Any) -> None:
         device = Device(more.pop("profile", PROFILE))
@@ -310,7 +310,7 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
         return seen
 
     assert first_three("fcfs") == [[0], [0], [1]]
-    # All are late; by slack relative to work the smallest is the latest. The guard has the oldest go on.
+    # All are late; by slack relative to work the smallest is the latest. The guard then runs the oldest.
     assert first_three("lars") == [[2], [0], [2]]
 
 

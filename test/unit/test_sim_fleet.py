@@ -45,7 +45,7 @@ def test_pools_keep_short_requests_away_from_long_ones() -> None:
 
 
 def test_pools_follow_the_load() -> None:
-    # Two short and six long servers, and nearly all the work is long; later all of it is short.
+    # Two short and six long servers; first nearly all work is long, later all work is short.
     rows = [Job(i / 12.0, 20000, 0) for i in range(12 * 25)]
     rows += [Job(25.0 + i / 900.0, 200, 0) for i in range(900 * 12)]
     config = AllocConfig(initial_short=4)

@@ -1,4 +1,4 @@
-"""Simulated servers of data-parallel attention ranks: nothing lost, the joint plan against SGLang's own."""
+"""Simulated servers with data-parallel attention: no lost work; the joint plan compared with SGLang's scheduling."""
 
 from __future__ import annotations
 

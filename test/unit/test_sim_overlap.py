@@ -1,4 +1,4 @@
-"""The simulated overlap loop: a batch is decided while one runs, and its result is processed a step later."""
+"""The simulated overlap loop decides a batch while another one runs, and processes results a step later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Closed, Open, Trace
 from simulated import CHUNK, HOST, MIX
 
-# A step takes 10 ms and 0.1 ms a token; the host 3 ms from a decision to its step, and 1 ms from a result to the next.
+# A step takes 10 ms plus 0.1 ms per token; the host 3 ms from decision to step, 1 ms from result to decision.
 STEPS = Profile(
     name="steps", source="made up", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01), step_host_s=3e-3,
     poll_s=1e-3, layers=10, ahead=True,
@@ -47,22 +47,22 @@ def test_the_host_s_time_between_two_steps_is_hidden() -> None:
 
 
 def test_what_comes_while_the_host_waits_for_a_step_is_seen_after_it() -> None:
-    # The second comes at once, and is launched behind the first; the third when the host waits for the first.
+    # The second arrives early and is launched behind the first; the third while the host waits for the first.
     jobs = [Job(0.0, 100), Job(0.0035, 100), Job(0.010, 100)]
     # First: 3 to 23. Second: decided at 4, runs 23 to 43. Third: seen at 24, launched at 27, runs 43 to 63.
     assert ttft_ms(jobs) == [23.0, 43.0 - 3.5, 63.0 - 10.0]
-    # Alone with the first, nothing is behind it: the device waits until the host has seen its result.
+    # Without a batch behind the first, the device waits until the host has seen the first's result.
     assert ttft_ms([Job(0.0, 100), Job(0.010, 100)]) == [23.0, 23.0 + 1.0 + 3.0 + 20.0 - 10.0]
 
 
 def test_a_launch_holds_results_up_where_it_takes_longer_than_the_step_before() -> None:
     profile = replace(STEPS, launch_s=0.015)
-    # Launched at 18; the second decided at 19, launched at 37: then the first's result, of 23, is seen.
+    # First: launched at 18. Second: decided at 19, launched at 37. Only then the first's result (of 23) is seen.
     assert ttft_ms([Job(0.0, 100), Job(0.0035, 100)], profile=profile) == [37.0, 43.0 - 3.5]
 
 
 def test_a_batch_that_the_host_launches_too_slowly_is_not_sliced() -> None:
-    # A long prompt of 110 ms, and a short one in its middle.
+    # A long prompt of 110 ms; a short prompt arrives during it.
     jobs = [Job(0.0, 1000), Job(0.030, 50)]
     sliced = ttft_ms(jobs, "laps", replace(STEPS, slices_launch_s=0.01))
     whole = ttft_ms(jobs, "laps", replace(STEPS, slices_launch_s=0.06))
@@ -71,6 +71,6 @@ def test_a_batch_that_the_host_launches_too_slowly_is_not_sliced() -> None:
 
 
 def test_the_next_batch_is_decided_while_the_last_slice_runs() -> None:
-    # Two long prompts: no host time passes between their batches.
+    # No host time passes between the batches of two long prompts.
     both = ttft_ms([Job(0.0, 1000), Job(0.001, 1000)], "laps")
     assert both == [113.0, 223.0 - 1.0]

@@ -1,4 +1,4 @@
-"""Profiles: on disk, in the simulated device, from lone requests, and what is promised on them."""
+"""Profiles: files, use in the simulated device, fits to lone requests, and bounds derived from profiles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
     assert with_cells < without
     device.seconds(long)
     assert not long.replayed
-    # On SGLang's own graphs a step of this model waits for its weights anyhow: no graph pays.
+    # With SGLang's own graphs a step of this model waits for its weights anyway, so no graph pays.
     other = batch(20, 30, 40)
     Device(Profile.load("h200-qwen3-8b"), graphs=LapsConfig(graphs=True)).seconds(other)
     assert not other.replayed
@@ -59,7 +59,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
     assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.05)
     assert found.front_token_s == pytest.approx(2e-6, rel=0.05)
     assert host.profile(2.0).step_host_s == pytest.approx(2 * found.step_host_s)
-    # A host that is half as slow again under load is told by what short requests took there.
+    # The times of short requests reveal a host that is 1.5 times as slow under load.
     rows = drawn(mix(uniform(16, 128), fixed(2048), 0.1), 20.0, 12.0, "training")
     record = Simulator(host.profile(1.5), chunk).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
@@ -69,7 +69,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
 
 @pytest.mark.parametrize(("name", "bar_s"), [("h200-qwen3-32b", 0.005), ("h200-qwen3-8b", 0.005)])
 def test_a_batch_of_a_full_chunk_makes_way_within_a_slice(name: str, bar_s: float) -> None:
-    """FlowPrefill's blocking time: a layer of the larger model takes 14 ms, a slice is to take 4."""
+    """Blocking time (FlowPrefill): a layer of the larger model takes 14 ms, but a slice should take 4 ms."""
     profile, shape = Profile.load(name), [(8192, 0)]
     whole_s = profile.coefficients.seconds(StepShape.of(shape))
     sizes = Sizes(profile.model(), chunk_tokens=8192, unit=1, layers=profile.layers, slice_s=0.004)

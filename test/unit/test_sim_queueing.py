@@ -1,4 +1,4 @@
-"""The simulator against the queueing formula and Lindley's recursion, with one queue and one server."""
+"""The simulator compared with the queueing formula and Lindley's recursion, for one queue and one server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulated import PROFILE
 
 
 class Matched:
-    """Poisson arrivals whose own rate and service moments the formula is given: most of the sampling noise cancels."""
+    """Poisson arrivals; the formula uses the sample's own rate and moments, which cancels most sampling noise."""
 
     follows = False
 
@@ -44,7 +44,7 @@ class Matched:
 
 
 class OneByOne(Fcfs):
-    """No two requests share a batch."""
+    """FCFS in which no two requests share a batch."""
 
     def _sort(self, room: int) -> None:
         self._free = True

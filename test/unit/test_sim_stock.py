@@ -1,4 +1,4 @@
-"""Stock policies by hand: what is in each batch."""
+"""Stock policies: contents of each batch, computed by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fed(scheduler: Stock, *tokens: int) -> Stock:
 
 
 def batches(scheduler: Stock) -> list[list[tuple[int, int]]]:
-    """(request, new tokens) of each part, until nothing is left."""
+    """Run the scheduler until it is empty. Return (request, new tokens) of each part of each batch."""
     seen = []
     while isinstance(batch := scheduler.next(0.0), Batch):
         seen.append([(r.number, new) for r, new, _ in batch.parts])
@@ -47,7 +47,7 @@ def test_shortest_first_leaves_room_beside_the_prompt_in_progress() -> None:
     assert isinstance(scheduler.next(0.0), Batch)
     for i, n in enumerate((30, 40, 200), 1):
         scheduler.add(Request(i, 0.0, n), 0.0)
-    # 30 + 40 are shorter than the 150 left; 200 may not be cut while another is.
+    # 30 + 40 are shorter than the 150 left; 200 may not be cut while another prompt is cut.
     assert batches(scheduler) == [[(0, 30), (1, 30), (2, 40)], [(0, 100)], [(0, 20), (3, 80)], [(3, 100)], [(3, 20)]]
 
 
@@ -58,7 +58,7 @@ def test_hrrn_lets_waiting_count_by_tokens_processed() -> None:
     scheduler.add(Request(1, 0.0, 80), 0.0)
     scheduler.finished(batch, 0.0)
     scheduler.add(Request(2, 0.0, 20), 0.0)
-    # 90 tokens went by while 1 waited, none while 2 did.
+    # 90 tokens were processed while request 1 waited, none while request 2 waited.
     assert batches(scheduler)[0][0] == (1, 80)
 
 

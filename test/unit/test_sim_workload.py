@@ -1,4 +1,4 @@
-"""Simulated loads: reproducible, and of the rate and lengths they claim."""
+"""Simulated loads: reproducible, with the claimed rates and lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long waiting work takes, and the sizes that follow, of a model whose coefficients are known."""
+"""Predicted times of waiting work and the resulting sizes, with known coefficients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laps_core.policy.predict import REMEMBERED, TOKEN_S, Sizes
 from laps_core.policy.types import Waiting
 
 TOKEN, HISTORY, REQUEST, FIXED = 1 / 1024, 1 / 8192, 1 / 16, 3 / 16
-"""Seconds. Sums of such numbers are exact."""
+"""Coefficients (seconds), whose sums have no rounding errors."""
 
 
 def sizes(
@@ -20,7 +20,7 @@ def sizes(
 
 
 PARKED = Waiting(400, 800, 0.0, new_tokens=1000)
-"""200 tokens are from the cache, 600 it has computed, 400 are left."""
+"""Parked prompt: 200 tokens came from the cache, 600 are computed, 400 are left."""
 
 
 def test_work_is_what_is_left_and_lone_time_that_of_all() -> None:
@@ -40,7 +40,7 @@ def test_while_nothing_is_known_work_goes_by_its_tokens() -> None:
 
 
 class Counting(LatencyModel):
-    """Knows how often it was asked."""
+    """Latency model that counts its predictions."""
 
     asked = 0
 
@@ -87,12 +87,12 @@ def test_in_a_pipeline_all_steps_take_as_long_as_a_full_chunk() -> None:
         assert me.model.predict([(tokens, history)]) == full_s
         assert tokens == 1024 - history // 8, "a token of the history takes an eighth of a new one"
         assert sizes().timely_chunk(Waiting(9000, history, 0.0), 0, patient_s) == 1024
-    # Reading so long a history takes 4.25 s however small the chunk: then that is half of the step.
+    # Reading this history takes 4.25 s for any chunk; the chunk's own work then takes as long, half of the step.
     far = Waiting(9000, 1 << 15, 0.0)
     assert me.model.predict([(0, far.history)]) == 4.25
     assert sizes(even=True, chunk=1 << 13).timely_chunk(far, 0, patient_s) == 4.25 / TOKEN
     assert sizes(even=True, chunk=1 << 14).timely_chunk(far, 0, 2 * patient_s) == (1 << 14) - (1 << 12)
-    # Short requests are in the same step, and one of them is one more request.
+    # Short requests share the step: their tokens, and the time of one more request.
     assert me.timely_chunk(Waiting(9000, 1024, 0.0), 256, patient_s) == 1024 - 128 - 256 - REQUEST / TOKEN
     assert me.timely_chunk(Waiting(9000, 0, 0.0), 0, 0.5) == 512, "and none takes longer than the gap"
     assert sizes(even=True, known=False).timely_chunk(far, 24, patient_s) == 1000

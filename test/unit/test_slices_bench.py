@@ -15,7 +15,7 @@ def seen(short: float, long: float, met: float) -> Seen:
 def test_a_short_request_may_wait_for_two_slices() -> None:
     for met in (0.11, 0.13):
         of = {FCFS: seen(0.01, 1.5, 0.9), LAPS: seen(0.0104, 1.6, met)}
-        # A slice is a sixteenth of 1.6 s.
+        # A slice takes a sixteenth of 1.6 s.
         first, on_off, lone = slices.figures(of, 32, 8192)
         assert first.value == pytest.approx(met / (0.0104 + 0.1))
         assert first.met is (met == 0.11)

@@ -1,4 +1,4 @@
-"""Pauses of a pass in slices: operators of any size, blocks of rows."""
+"""Pauses of a pass in slices, for operators and blocks of rows of any size."""
 
 from __future__ import annotations
 

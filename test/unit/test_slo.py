@@ -1,4 +1,4 @@
-"""The SLO ledger."""
+"""Statistics of deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growth of memory, how memory is read, and the requests of the load."""
+"""Soak test: growth of memory, reading of memory, and requests of the load."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def record(pss: list[float], every_s: float = 30.0) -> Record:
 @pytest.mark.parametrize(
     ("pss", "ratio", "fine"),
     [
-        ([500.0] * 4 + [1000.0] * 10, 1.0, True),  # what it grows before the run-in ends does not count
+        ([500.0] * 4 + [1000.0] * 10, 1.0, True),  # growth before the end of the run-in does not count
         ([1000.0] * 11 + [1050.0] * 3, 1.05, True),
         ([1000.0] * 11 + [1051.0] * 3, 1.051, False),
-        ([1000.0] * 13 + [9000.0], 1.0, True),  # one sample is chance
-        ([1000.0] * 11 + [500.0] * 3, 0.5, True),  # to shrink is no leak
-        ([1000.0] * 9, None, False),  # it has ended
+        ([1000.0] * 13 + [9000.0], 1.0, True),  # a single sample does not count
+        ([1000.0] * 11 + [500.0] * 3, 0.5, True),  # shrinking is no leak
+        ([1000.0] * 9, None, False),  # the process has ended
         ([], None, False),
     ],
 )
@@ -125,7 +125,7 @@ def test_the_load_gives_way_where_answers_take_long() -> None:
         return made
 
     made = asyncio.run(run())
-    # Requests whose clients leave let others start.
+    # A disconnect lets another request start.
     assert load.MOST <= made.sent + made.ends["left"] < 200
     assert not made.wrong
 

@@ -1,4 +1,4 @@
-"""Under which server arguments LAPS has nothing to do."""
+"""Server arguments under which LAPS does or does not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A timeline of the device, and the receipts that are kept, as they leave a scheduler."""
+"""Timeline of the device and kept receipts, in the form that leaves the scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entry(rid: str, cls: Any, arrived: int, end: int, **more: Any) -> Entry:
 
 
 def drawn(ledger: Ledger, recent: Recent, end_us: int, **more: Any) -> list[dict[str, Any]]:
-    """Events, once they have travelled from the scheduler."""
+    """Return the trace events after encoding and decoding."""
     made = extract(ledger, recent, begin_us=0, end_us=end_us, epoch_s=0.0, **more)
     found = trace([msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Extract)])
     return list(msgspec.json.decode(msgspec.json.encode(found))["traceEvents"])

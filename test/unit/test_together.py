@@ -1,4 +1,4 @@
-"""One step of short requests, a piece of a long prompt and the streams' rows, where all have deadlines."""
+"""One step for short requests, a part of a long prompt and the streams' rows, if all have deadlines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from laps_core.policy.together import together
 from laps_core.policy.types import Account, LongBatch, Plan, Waiting
 
 TOKEN_S, FIXED_S = 1e-4, 0.002
-"""Time of a token of a prompt, and of a step whatever is in it."""
+"""Time of a prompt token, and fixed time of a step (seconds)."""
 BOTH = Plan((SHORT, LONG), picked=(0, 1), long=LongBatch((0,), 4096, 1), account=Account(contended=True))
-"""Two short requests go before a long prompt that is to run in slices."""
+"""Plan in which two short requests run before a long prompt in slices."""
 
 
 def sizes(chunk: int = 4096, unit: int = 1) -> Sizes:
@@ -38,7 +38,7 @@ def joint(plan: Plan = BOTH, *, shorts: list[Waiting] = SHORTS, longs: list[Wait
 
 
 def test_a_long_prompt_is_cut_where_the_step_would_last_too_long() -> None:
-    """100 ms are 2 for the step, 10 for the short requests, and 88 for 880 tokens of the long prompt."""
+    """The 100 ms consist of 2 ms for the step, 10 for the short requests, and 88 for 880 tokens of the long prompt."""
     plan = joint()
     assert plan is not None
     assert (plan.order, plan.mixed, plan.picked) == ((LONG,), True, (0, 1))
@@ -73,7 +73,7 @@ def test_classes_stay_apart_where_somebody_has_no_deadline_or_the_long_prompt_to
 
 @pytest.mark.parametrize(("by_s", "apart"), [(6.0, False), (7.0, True)])
 def test_classes_stay_apart_while_all_deadlines_are_far(by_s: float, apart: bool) -> None:
-    """0.416 s of work."""
+    """The work takes 0.416 s."""
     assert (joint(shorts=due(50, 50, by_s=9.0), longs=due(4000, by_s=by_s)) is None) == apart
     assert joint(shorts=due(50, 50, by_s=0.1), longs=due(4000, by_s=by_s)) is not None
 
@@ -125,7 +125,7 @@ def test_the_step_keeps_its_time_and_its_budget(seed: int) -> None:
 
 
 def decode() -> Decode:
-    """With four streams whose last step ended at 0; a token is due every 100 ms."""
+    """Return a Decode with four streams whose last step ended at 0; a token is due every 100 ms."""
     made = Decode(100.0)
     made.set_streams(-FIXED_S, 4)
     made.record_launch()
@@ -186,6 +186,6 @@ def test_prompts_keep_their_share_of_steps_for_all(seed: int, streams: int) -> N
 
 
 def plan_for(shorts: list[Waiting]) -> Plan:
-    """The policy's plan for these and one long prompt."""
+    """Return the policy's plan for these short requests and one long prompt."""
     order = (SHORT, LONG) if shorts else (LONG,)
     return BOTH._replace(order=order, picked=tuple(range(len(shorts))))

@@ -1,4 +1,4 @@
-"""``laps-top`` against servers on loopback that answer as a test says."""
+"""``laps-top`` with servers on loopback whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def receipt(rid: str, cls: str, ttft_ms: float, behind: str = "") -> dict[str, A
 
 @dataclass
 class Fake:
-    """A server's answers."""
+    """Answers of a fake server."""
 
     status: Any = field(default_factory=lambda: dict(STATUS))
     receipts: list[dict[str, Any]] | None = None
@@ -93,7 +93,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
             self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -234,7 +234,7 @@ def test_what_cannot_be_used_is_refused(argv: list[str], capsys: pytest.CaptureF
 
 
 def _own_terminal(fd: int) -> None:
-    """Ctrl-C is to work where interrupts are ignored: in a background job, or while a lock is taken."""
+    """Make ``fd`` the controlling terminal and ignore SIGINT, as in a background job: Ctrl-C must work even then."""
     os.close(os.open(os.ttyname(fd), os.O_RDWR))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -257,7 +257,7 @@ def test_it_is_live_in_a_terminal_until_a_key_ends_it(key: str) -> None:
                     shown += os.read(ours, 65536)
             assert b"3 / 1" in shown
             os.write(ours, key.encode())
-            # All that it wrote is read, though it may have ended meanwhile.
+            # Read all output, even if the process has ended meanwhile.
             while time.monotonic() < until:
                 if select.select([ours], [], [], 0.1)[0]:
                     try:
@@ -266,7 +266,7 @@ def test_it_is_live_in_a_terminal_until_a_key_ends_it(key: str) -> None:
                         break
             assert process.wait(10) == 0
             assert b"Traceback" not in shown
-            # The screen is as it was: out of the alternate one, with a cursor.
+            # The screen is restored: normal buffer, visible cursor.
             assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h")
             assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
         finally:

@@ -1,4 +1,4 @@
-"""Environment of a prefill server, for the transfer engine."""
+"""Environment variables of a prefill server for the transfer engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_laps import transfers
 def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*transfers.TCP, *transfers.PROBE):
         monkeypatch.delenv(name, raising=False)
-        # Set and gone again: what the test sets is taken back.
+        # Set and deleted, so that monkeypatch later restores a value that the test sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -25,7 +25,7 @@ def test_a_long_prompt_in_pieces_does_not_cut_the_way_to_a_decode_server() -> No
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "7")
-    # SGLang ends where the first is beyond the second.
+    # SGLang refuses a first value that is larger than the second.
     monkeypatch.setenv("SGLANG_FAILED_SESSION_PROBE_INTERVAL_S", "60")
     transfers.set_environment()
     assert os.environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "7"

@@ -1,4 +1,4 @@
-"""Deadlines: who is late goes last, who would miss one preempts, batches fill what time there is."""
+"""Deadlines: late requests run last, a request that would miss its deadline preempts, batches fill the time left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Trace
 
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
-"""Ten thousand tokens a second."""
+"""Latency model with 10,000 tokens per second and 10 ms per step."""
 NOW = 100.0
 
 
@@ -45,14 +45,14 @@ def test_a_deadline_that_would_be_missed_preempts_what_is_paused(order: str) -> 
 
 
 def test_a_deadline_of_what_is_paused_counts_as_much() -> None:
-    """Work takes 0.11 s; the paused prompt would end in 0.5 s."""
+    """The work takes 0.11 s; the paused prompt would end in 0.5 s."""
     one, urgent = [prompt(1000, 0.3)], Paused(0.5, 1, weight=0.1, deadline_s=NOW + 0.55)
     assert pacer("s-edf").plan(NOW, [], one, paused=urgent).order == (LONG,), "both would miss one: the sums decide"
     assert not pacer("s-edf").plan(NOW, [], one, paused=urgent._replace(weight=100.0)).order
 
 
 def test_who_would_miss_a_deadline_overtakes_again_after_a_steps_fixed_time() -> None:
-    """The gap is 40 ms, and a step costs 10; work of 0.11 s is due in 0.3."""
+    """The gap is 40 ms, a step's fixed time 10 ms; work of 0.11 s is due in 0.3 s."""
     for due_s, moved_s, again in ((0.3, 0.009, False), (0.3, 0.011, True), (None, 0.011, False), (None, 0.041, True)):
         one, me = prompt(1000, due_s), pacer("least-work")
         paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)
@@ -72,7 +72,7 @@ def test_who_is_in_time_anyhow_preempts_where_nobody_pays_for_it() -> None:
 def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
     line = [prompt(1000, 0.5), prompt(2000, 3.0), prompt(4000, 4.0), prompt(500, 5.0)]
     plan = pacer("s-edf").plan(NOW, [], line)
-    # 0.1 s of its own and 0.01 s of the step: 0.39 s are left for others, which run whole.
+    # The first takes 0.1 s and the step 0.01 s: 0.39 s are left for other prompts, which run whole.
     assert plan.long.picked == (0, 1, 3)
     sizes: Any = SimpleNamespace(beside_s=lambda w: 1e-4 * w.tokens, fixed_s=0.0)
     found = pack(line, sizes, budget=3000, waiting=0, left_s=9.0)
@@ -96,7 +96,7 @@ def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:
 
 
 def test_told_of_deadlines_more_of_them_are_met_in_overload() -> None:
-    """The same requests, more than the device can do: with deadlines those that are lost cost no others."""
+    """Overload with equal requests: if deadlines are known, requests that miss them do not delay others."""
     rows = tasks.jobs(32.0, 800, "8b", 1.0, 1)
     objective = {job.at_s: job.slo_s or 0.0 for job in rows}
 

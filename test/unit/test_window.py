@@ -1,4 +1,4 @@
-"""The waiting window, rule by rule."""
+"""Rules of the waiting window, one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ask(window: Window, now: float, shorts: list[Waiting], **more: Any) -> Plan:
 
 
 def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[int]]:
-    """Play requests that arrive at ``times`` from ``at`` on, polled as they come; returns the end and the depths."""
+    """Play requests that arrive at ``times`` after ``at``, polled at once. Return the end and the batch sizes."""
     pending = sorted(at + t for t in times)
     waiting: list[Waiting] = []
     now, depths = at, []
@@ -61,7 +61,7 @@ def test_lone_requests_are_not_held_even_at_a_high_rate() -> None:
 
 
 def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
-    """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
+    """Return a window that expects seven more requests within 3 ms of the first, and the first's arrival time."""
     window, now = opened(config), at
     for _ in range(3):
         now, _ = serve(window, now + 0.2, BURST)
@@ -154,7 +154,7 @@ def test_aborts_leave_no_ghosts() -> None:
 def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
     window = opened()
     batch_s = predict([(100, 0)] * 10)
-    # Ten fit one batch and can make it; all two hundred in one step could not.
+    # Ten fit into one batch and can be in time; all two hundred in one step could not.
     shorts = [short(deadline=batch_s + 5 * MS) for _ in range(200)]
     answer = window.decide(0.0, shorts, token_budget=1000)
     assert answer.held != "window"

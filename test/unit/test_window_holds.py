@@ -1,4 +1,4 @@
-"""The limits of the window, and what it waits for."""
+"""Limits of the window, and arrivals that it waits for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_at_a_limit_it_leaves() -> None:
 
 
 def test_a_deadline_that_ran_out_during_the_hold_ends_it() -> None:
-    """A process that sleeps until then may wake late."""
+    """A process that sleeps until the deadline can wake late."""
     window = made(LapsConfig(window="fixed", wait_window_ms=500.0))
     one = [short(deadline=0.1)]
     assert ask(window, 0.0, one, predict=lambda _: 0.0).held == "window"
@@ -73,7 +73,7 @@ def test_the_device_idles_for_one_window_at_most() -> None:
     window, now = known_bursts()
     costs = costly(1.0)
     assert ask(window, now, [short(now)], predict=costs) == held(about(now + 10 * MS))
-    window.record_completion(now + 18 * MS, 1)  # waiting was free until then
+    window.record_completion(now + 18 * MS, 1)  # until then the hold cost nothing
     after = ask(window, now + 28 * MS, [short(now)] * 2, predict=costs)
     assert after == left((0, 1), "window", about(28 * MS))
 
@@ -143,13 +143,13 @@ def test_who_was_followed_more_often_than_it_must_pay_is_waited_with(followed: i
 
 def test_a_deadline_that_is_far_changes_nothing_of_a_hold() -> None:
     window, now = made(), 1.0
-    for _ in range(4):  # bursts, whose clients do not come back
+    for _ in range(4):  # bursts whose clients do not return
         window.record_arrivals(now)
         window.record_arrivals(now + 4.5 * MS, 7)
         window.record_dispatch(now + 4.5 * MS, 8, 0.0, "idle")
         window.record_completion(now + 12 * MS, 8)
         now += 0.2
-    for _ in range(6):  # a crowd that comes back 1 ms after its batch
+    for _ in range(6):  # a crowd that returns 1 ms after its batch
         window.record_arrivals(now, 40)
         window.record_dispatch(now, 40, 0.0, "idle")
         window.record_completion(now + 10 * MS, 40)

@@ -1,4 +1,4 @@
-"""Cost of holds."""
+"""Cost and benefit of holds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ W_MAX_S = LapsConfig().wait_window_ms * MS
 
 @dataclass
 class Chances:
-    """First requests, each of which may have seven others behind it."""
+    """Bursts: a first request, possibly followed by seven others."""
 
     window: Window = field(default_factory=made)
     pause_s: float = 0.2
     now: float = 1.0
 
     def burst(self, comes: bool) -> float | None:
-        """Return for how long the others were waited for; None if they were not."""
+        """Run one burst. Return the time for which the window held the first request; None if it did not."""
         window, first = self.window, self.now
         window.record_arrivals(first)
         waiting = [short(first)]

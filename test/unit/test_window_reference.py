@@ -17,7 +17,7 @@ from windows import MS, opened, predict, short
 
 
 def service_s(waiting: list[Waiting], budget: int) -> float:
-    """Predicted time of one batch of the first of them."""
+    """Return the predicted time of a batch of the first waiting requests that fit the budget."""
     batch, left = [waiting[0]], budget - waiting[0].tokens
     for s in waiting[1:]:
         left -= s.tokens
@@ -29,7 +29,7 @@ def service_s(waiting: list[Waiting], budget: int) -> float:
 
 @dataclass
 class Reference:
-    """Rules that force a dispatch. Knows nothing of expected arrivals."""
+    """Model of the rules that force a dispatch, without expected arrivals."""
 
     config: LapsConfig
 
@@ -65,7 +65,7 @@ CONFIGS = st.builds(
 
 @dataclass
 class Step:
-    """Time passes, requests arrive, and the window is asked if the device is free."""
+    """Step of the test: time passes, requests arrive, and the window decides if the device is free."""
 
     passed_ms: float
     tokens: list[int]
@@ -96,7 +96,7 @@ BURSTS = [
         Step(40.0, [], None, False),
     )
 ]
-"""Teaches the window that company follows a first request."""
+"""Steps that teach the window to expect more requests after a first one."""
 
 
 @settings(max_examples=250, deadline=None)

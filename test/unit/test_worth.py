@@ -1,4 +1,4 @@
-"""Choice whether short requests run in a batch of their own, or wait for a step that they can share."""
+"""Choice for short requests between their own batch and waiting for a step to share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONE = F + 50 * TOKEN
 
 
 def waits(me: Pacer, left_s: float, others: int, *, weight: float = 0.0, now: float = 1.0, tokens: int = 300) -> Plan:
-    """One short request, so many long ones that wait, and a batch that is paused."""
+    """Return the plan for one short request, ``others`` waiting long prompts, and a paused batch."""
     paused = Paused(left_s, 1, weight=weight)
     return me.plan(now, [short("a", arrival=now)], [long(tokens, now)] * others, paused=paused)
 
@@ -64,8 +64,8 @@ def test_a_higher_priority_asks_for_no_price() -> None:
 
 
 def test_a_short_request_shares_the_step_of_a_long_prompt_that_costs_it_little() -> None:
-    """Alone with one other it is delayed by its work; that one is saved F, which counts AHEAD times, and who comes
-    behind itself AHEAD - 1 times."""
+    """With one long prompt: sharing delays the short request by the prompt's work. It saves the prompt F, which counts
+    AHEAD times, and saves later arrivals F, which counts AHEAD - 1 times."""
     near = next(n for n in range(CHUNK) if (n * TOKEN - (AHEAD - 1.0) * F) * (F + n * TOKEN) > F * AHEAD * LONE)
     plan = pacer().plan(1.0, [short("a")], [long(near - 1)])
     assert (plan.mixed, plan.order[0], plan.picked, plan.long.picked) == (True, LONG, (0,), (0,))
@@ -74,7 +74,7 @@ def test_a_short_request_shares_the_step_of_a_long_prompt_that_costs_it_little()
 
 
 def many(n: int = 60) -> list[Waiting]:
-    """Long prompts that are nearly short."""
+    """Return long prompts that are nearly short."""
     return [long(260, 1.0)] * n
 
 
@@ -115,7 +115,7 @@ def test_while_the_gap_is_closed_only_what_comes_after_it_counts() -> None:
 
 
 def test_a_short_request_shares_no_long_step_for_nothing_while_another_preempts() -> None:
-    """In the overlap loop a batch is built before the one before it has ended: then no gap is known to open."""
+    """The overlap loop builds a batch before the previous one has ended, when the end of the gap is unknown."""
     shorts, longs = [short("a")], [long(CHUNK, 1.0)]
     for now in (1.0, 2.0):
         me = pacer(chunk=2 * CHUNK)

@@ -69,8 +69,8 @@ class Deed:
 
 
 def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
-    """Yield faults without end: every fault of the lane once in random order, and again. Empty if ``only`` is none of
-    them."""
+    """Yield faults without end: rounds of every fault of the lane in random order. With ``only`` yield that fault
+    alone, or nothing if the lane lacks it."""
     rng = random.Random(f"{seed} {lane}")
     kinds = [k for k in LANES[lane] if only in (None, k)]
     while kinds:
