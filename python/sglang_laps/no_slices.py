@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec, get_global_dwdp_manager, get_parallel
-from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
-from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
 from sglang_laps.armed import Cutter
@@ -81,8 +79,6 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
         (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
         (execution.moe.elastic_ep_backend is not None, "--elastic-ep-backend: ranks come and go at the end of a pass"),
-        (get_global_experts_capturer() is not None, "--enable-return-routed-experts has one buffer"),
-        (get_global_indexer_capturer() is not None, "the capturer of indexers has one buffer"),
         (runner.canary_manager is not None, "--kv-canary"),
         (runner.msprobe_debugger is not None, "msprobe"),
         (get_global_dwdp_manager() is not None, "distributed weights are fetched layer by layer"),

@@ -14,7 +14,7 @@ from sglang.srt.layers import dp_attention, layernorm_sp
 from sglang.srt.model_executor import forward_context
 from sglang.srt.runtime_context import ForwardFlags, get_forward
 
-from sglang_laps import expert_counts
+from sglang_laps import captured, expert_counts
 
 SET_IN_PASS = ("custom_mask", "mask_indptr", "image_token_ranges", "hpc_q_scale", "hpc_split_k_flag")
 """Fields of attention metadata that a pass sets, if its backend has them: Gemma's masks of pictures, Hunyuan's scales
@@ -41,6 +41,8 @@ class PassState(NamedTuple):
     """Number of tokens that the ranks divide among themselves for layer normalization."""
     counts: expert_counts.Counts
     """Number of times that each expert was chosen."""
+    captured: captured.Captured
+    """Choices of each token so far, of experts or of an indexer."""
     states: Any
     """Metadata of linear attention, and the slots of its batch's states: SGLang translates the slots in place."""
     slots: Any
@@ -50,10 +52,10 @@ def save_state(batch: Any) -> PassState:
     """Return the state of `batch` that is lost when another batch runs in its pause. Call it in the pass of `batch`."""
     metadata, linear = _metadata(), _linear()
     fields = {name: value for name in SET_IN_PASS if (value := getattr(metadata, name, None)) is not None}
-    rows, counts = layernorm_sp.sp_num_tokens(), expert_counts.copy_counts()
+    kept = fields, layernorm_sp.sp_num_tokens(), expert_counts.copy_counts(), captured.copy_captured()
     if linear is None:
-        return PassState(fields, rows, counts, None, None)
-    return PassState(fields, rows, counts, linear.forward_metadata, batch.mamba_track_indices)
+        return PassState(*kept, None, None)
+    return PassState(*kept, linear.forward_metadata, batch.mamba_track_indices)
 
 
 def _metadata() -> Any:
@@ -71,6 +73,7 @@ def put_back(runner: Any, batch: Any, before: PassState) -> None:
     ``save_state``."""
     layernorm_sp.set_sp_num_tokens(before.rows)
     expert_counts.put_back(before.counts)
+    captured.put_back(before.captured)
     if batch.global_num_tokens_cpu is not None:
         # Lengths of the buffers that data-parallel ranks gather.
         dp_attention.set_dp_buffer_len_from_batch(batch)

@@ -6,6 +6,7 @@ The table of models in docs/LAPS.md lists where the passes of each architecture 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import random
 import re
@@ -35,6 +36,8 @@ TP2 = ("--tp-size", "2")
 WINDOWED = ("gemma2", "gptoss", "mimov2")
 """Architectures with sliding-window attention; their long prompts run in several chunks, too."""
 NAMES = architectures.NAMES
+FLAGS = {"qwen3moe": ("--enable-return-routed-experts",)}
+"""Further flags of an architecture's server."""
 
 
 def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | None = None, **more: Any) -> Setup:
@@ -44,7 +47,10 @@ def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | 
     return Setup(f"slices-{architecture}{name}", every, {**CACHED, **(env or {})}, architecture, **more)
 
 
-LOOPS = (served, lambda n: served(n, *NORMAL_LOOP, name="-normal"))
+LOOPS = (
+    lambda n: served(n, *FLAGS.get(n, ())),
+    lambda n: served(n, *FLAGS.get(n, ()), *NORMAL_LOOP, name="-normal"),
+)
 PLAIN = tuple(LOOPS[i % 2](n) for i, n in enumerate(NAMES))
 OTHER = tuple(LOOPS[1 - i % 2](n) for i, n in enumerate(NAMES)) if os.environ.get("LAPS_BOTH_LOOPS") else ()
 """Second event loop of each architecture, with LAPS_BOTH_LOOPS=1; otherwise architectures alternate between loops."""
@@ -175,6 +181,34 @@ def test_choices_of_experts_are_counted_by_pass(prefill: Prefill, reference: Ref
         tokens = sum(len(p) - a["meta_info"]["cached_tokens"] for p, a in zip(prompts, answered, strict=True))
         assert (counts == 2 * tokens).all(), f"{counts} of {tokens} tokens with two experts each"
         prefill.all_tokens_are_free()  # a prompt that is cached has no slices
+        return preemptions(prefill) > before
+
+    until_seen(once, "a batch preempts")
+
+
+ROUTED = next(s for s in PLAIN if s.shape == "qwen3moe")
+
+
+@on(ROUTED)[0]
+@on(ROUTED)[1]
+def test_experts_that_are_returned_are_those_of_each_token(prefill: Prefill, reference: Reference) -> None:
+    torch, prompts = reference.torch, crowd(random.Random(11))
+
+    def of_transformers(prompt: list[int]) -> Any:
+        with torch.inference_mode():
+            logits = reference.model(torch.tensor([prompt]), output_router_logits=True).router_logits
+        return torch.stack([layer.topk(2, -1).indices.sort(-1).values for layer in logits], 1)
+
+    def once(_: int) -> bool:
+        before = preemptions(prefill)
+        answered = asyncio.run(answers(prefill, prompts, return_routed_experts=[True] * len(prompts)))
+        for prompt, answer in zip(prompts, answered, strict=True):
+            found = base64.b64decode(answer["meta_info"]["routed_experts"])
+            experts = torch.frombuffer(bytearray(found), dtype=torch.int32).view(len(prompt), -1, 2)
+            same = (experts.sort(-1).values == of_transformers(prompt)).all(-1)
+            # Two experts may be as good as each other but for rounding.
+            assert float((~same).float().mean()) < 2e-3, f"prompt of {len(prompt)} tokens"
+        prefill.all_tokens_are_free()
         return preemptions(prefill) > before
 
     until_seen(once, "a batch preempts")
