@@ -14,11 +14,11 @@ from .colocated import COUNT, Asked, at_once, mixed, some_leave
 from .test_architectures import DP_ATTENTION, TWO_CORES
 from .test_colocated_drafts import CHAIN
 from .test_group_mixed import NEAR
-from .test_slices_models import EXPERTS, PLACED, TWO_BATCHES, steps_of_many_sizes
+from .test_slices_models import EXPERTS, steps_of_many_sizes
 
 TARGET = ("--laps-config", json.dumps({"tbt_ms": 200.0}))
 FLAGS = {
-    "colocated-dp": (*EXPERTS, *PLACED, *TWO_BATCHES),
+    "colocated-dp": EXPERTS,
     "colocated-dp-nextn": (*CHAIN, "--speculative-algorithm", "NEXTN"),
 }
 SETUPS = [
