@@ -14,7 +14,7 @@ FIELDS = {
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, attn_dp_size: int) -> str:
-    """The reason why the server arguments are refused; empty if they are not."""
+    """Return the reason why the server arguments are refused; empty if they are not."""
     args = MagicMock(**FIELDS, attn_dp_size=attn_dp_size)
     for name in ("enable_pdmux", "enable_pd_role_switch", "encoder_only", "language_only", "enable_hisparse"):
         setattr(args, name, False)

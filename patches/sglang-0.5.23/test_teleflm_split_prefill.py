@@ -17,7 +17,7 @@ def embed(ids: torch.Tensor) -> torch.Tensor:
 
 
 def embed_unless_given(ids: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    """The input to the first layer, as Llama's ``forward`` and ``forward_split_prefill`` choose it."""
+    """Return the input to the first layer, as Llama's ``forward`` and ``forward_split_prefill`` choose it."""
     return embed(ids) if given is None else given
 
 

@@ -58,7 +58,7 @@ class Even:
     of the work of each rank."""
 
     def __init__(self, layers: int, parts: int) -> None:
-        """Raises ValueError for more slices than layers, or none."""
+        """Raise ValueError for more slices than layers, or none."""
         if not 1 <= parts <= layers:
             raise ValueError(f"{parts} slices of {layers} layers")
         self.done = 0

@@ -36,8 +36,9 @@ class LapsCore:
         decode: Decode | None = None,
         now: float = 0.0,
     ) -> None:
-        """`unit`: a cut prompt ends on a multiple of this (tokens). `page`: KV page size (tokens). `priority`: returns
-        a request's priority, smaller first; None = no priorities. `decode`: None = the server only prefills."""
+        """Start without requests. `unit`: a cut prompt ends on a multiple of this (tokens). `page`: KV page size
+        (tokens). `priority`: priority of a request, smaller first; None = no priorities. `decode`: None = the server
+        only prefills."""
         self.pacer, self.classes, self.decode = pacer, classes, decode
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now

@@ -68,10 +68,10 @@ class _Pass:
 
 
 class Slices(Armed):
-    """Wraps one model runner's ``forward``, and the operators of its model."""
+    """Wrapper of one model runner's ``forward``, and of the operators of its model."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises NoLayers if the model has no layers to pause between."""
+        """Raise NoLayers if the model has no layers to pause between."""
         stack = decoder_layers(runner.model)
         self.layers = len(stack)
         self._runner, self._whole = runner, runner.forward

@@ -38,8 +38,8 @@ class Steps:
         ended: Callable[[Step], None],
         group: Group | None,
     ) -> None:
-        """`marks`: None if a forward pass has ended when its call returns. `ended`: called with each step in which no
-        other rank prefilled. `group`: ranks that plan together, or None."""
+        """Measure steps. `marks`: None if a forward pass has ended when its call returns. `ended`: called with each
+        step in which no other rank prefilled. `group`: ranks that plan together, or None."""
         self._core, self._marks, self._ended, self._group = core, marks, ended, group
         self._under_way: dict[int, Step] = {}
 

@@ -35,7 +35,7 @@ def set_environment() -> None:
 
 
 def hook_races() -> None:
-    """Hook the methods whose races corrupt the transfer records that SGLang's threads share."""
+    """Register hooks on the methods whose races corrupt the transfer records that SGLang's threads share."""
     seams.hook(f"{MANAGER}.__init__", tolerate_missing_rooms, "AFTER")
     seams.hook(f"{MANAGER}.check_status", check_status, "AROUND")
     seams.hook(f"{MANAGER}.update_status", update_status, "AROUND")

@@ -37,7 +37,7 @@ class Threshold:
     """
 
     def __init__(self, configured: int | None) -> None:
-        """`configured`: tokens; None = auto."""
+        """Start with the `configured` threshold (tokens; None = auto)."""
         self.tokens = START if configured is None else configured
         """Longest short request (tokens, inclusive)."""
         self.source: Literal["fixed", "default", "knee"] = "default" if configured is None else "fixed"

@@ -74,7 +74,7 @@ class PoolController:
     """
 
     def __init__(self, config: PressureConfig, start_s: float = 0.0) -> None:
-        """The first decision is made one period after ``start_s``."""
+        """Start at ``start_s``; the first decision is made one period later."""
         self.config = config
         self.raw: dict[Pool, float] = {"short": 0.0, "long": 0.0}
         """Last observed pool pressures."""

@@ -124,13 +124,13 @@ class Instance:
         return Lease(self, tokens, length_class, work_s, rank)
 
     def forget(self) -> None:
-        """Hook: forget the state of the server's memory, as another process may run there from now on."""
+        """Forget the state of the server's memory (hook): another process may run there from now on."""
 
     def entered(self, lease: Lease) -> None:
-        """Hook: a request is being sent."""
+        """Note that a request is being sent (hook)."""
 
     def left(self, lease: Lease, answered: bool) -> None:
-        """Hook: a request has been answered, or has failed."""
+        """Note that a request has been answered, or has failed (hook)."""
 
 
 @dataclass(eq=False, slots=True)

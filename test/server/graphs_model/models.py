@@ -31,7 +31,7 @@ def config(**knobs: Any) -> Any:
 
 @contextmanager
 def graphs(runner: Any, **knobs: Any) -> Iterator[Any]:
-    """The runner's front, or the reason there is none; the runner as it was afterwards."""
+    """Yield the runner's front, or the reason there is none; leave the runner as it was."""
     from sglang_laps.graphs import attach, capture
 
     # SGLang keeps one such object per attention backend, for one number of request slots.
@@ -55,7 +55,7 @@ def ids(rng: random.Random, count: int) -> list[int]:
 
 
 def continued(req: Any, ids: Sequence[int]) -> Any:
-    """The same request with ``ids`` after what it has cached."""
+    """Return the same request with ``ids`` after its cached tokens."""
     req.prefix_len = len(req.full_untruncated_fill_ids)
     req.full_untruncated_fill_ids.extend(ids)
     req.logprob_start_len = -1

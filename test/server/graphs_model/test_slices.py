@@ -21,7 +21,7 @@ ROWS = 2 * MIN_ROWS
 
 
 def noting(told: Callable[[float], None]) -> Callable[[float], bool]:
-    """A pause in which nothing runs; passes the layers left to `told`."""
+    """Return a pause in which nothing runs, and which passes the layers left to `told`."""
 
     def pause(left: float) -> bool:
         told(left)
@@ -240,7 +240,7 @@ class Device:
         return SimpleNamespace(Event=Event)
 
     def runner(self, layers: int, layer_s: float, host_s: float = 0.0) -> Runner:
-        """A runner whose layers take ``layer_s`` on the device each."""
+        """Make a runner whose layers take ``layer_s`` on the device each."""
         runner = Runner(layers, "cuda")
         for layer in runner.model.layers:
             layer.register_forward_hook(lambda *_: self.launch(layer_s, host_s))

@@ -10,7 +10,7 @@ from graph_tape import NotCapturable, Tape
 
 
 def taped(body: Callable[[], torch.Tensor]) -> tuple[Tape, torch.Tensor]:
-    """A tape of ``body``, and the static tensor that its replays write."""
+    """Return a tape of ``body``, and the static tensor that its replays write."""
     place = torch.zeros_like(body())
     tape = Tape()
     with torch.no_grad(), tape.recording():

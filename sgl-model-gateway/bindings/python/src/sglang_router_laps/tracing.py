@@ -32,7 +32,7 @@ class Tracer:
     """
 
     def __init__(self, exporter: Any) -> None:
-        """``exporter``: a span exporter of OpenTelemetry."""
+        """Send spans to ``exporter``, a span exporter of OpenTelemetry."""
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

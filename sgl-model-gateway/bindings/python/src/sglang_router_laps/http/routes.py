@@ -44,7 +44,7 @@ class Rest:
     """Endpoints of the router; other paths go to the stock application."""
 
     def __init__(self, router: Router, stock: ASGIApp, closed: Callable[[], None]) -> None:
-        """``closed`` is called when the router has closed."""
+        """Call ``closed`` when the router has closed."""
         self._router = router
         self._closed = closed
         self._metrics = Metrics(router)
