@@ -163,7 +163,7 @@ BEYOND = (
     Rule("those still to come, of ranks", "who waits counts once", kind="group",
          patches=[patch(GroupPlanner, "_learn_arrivals", _returns(None)), patch(group_slices, "AHEAD", 1.0)]),
     Rule("first answer", "fewest tokens in flight", kind="router",
-         patches=[patch(choice, "first", _fewest)]),
+         patches=[patch(choice, "choose_offer", _fewest)]),
     Rule("cached history", "prompts count whole", patches=[patch(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[patch(offers, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[patch(PoolController, "step", _returns(()))], kind="router"),

@@ -122,3 +122,9 @@ def test_pauses_are_of_their_kind_and_of_their_mean() -> None:
     assert half.drawn(0.75) == 1.5
     loop = Loop(fixed(10), 4, 8, 3, pause=NEAR)
     assert all(NEAR.low_s <= job.at_s <= NEAR.high_s for job in loop.arrivals())
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.name)
+def test_what_a_rule_patches_is_there(rule: Rule) -> None:
+    with rule.taken_out():
+        pass
