@@ -64,7 +64,7 @@ class Chunked:
         return parked
 
     def abort(self, rid: str, *, every: bool) -> None:
-        """Mark parked prompts whose id starts with `rid`, or all, as aborted, to be ended once that is safe."""
+        """Mark parked prompts whose id starts with `rid`, or all, as aborted; they end as soon as that is safe."""
         self._aborted += [r for r in self.parked if every or r.rid.startswith(rid)]
 
     def aborted(self) -> list[Req]:

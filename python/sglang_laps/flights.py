@@ -81,6 +81,7 @@ class Flight(Running):
 
     def totals(self) -> dict[ClassName, Totals]:
         """Return the totals of the batch by class; call this once the result is processed."""
+        # The device time of an abandoned batch counts, its requests do not.
         done = {self.cls: Totals()} if self.abandoned else dict[ClassName, Totals]()
         for (cls, _), (new, _) in zip(self.served(), self.shape, strict=False):
             done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))

@@ -175,8 +175,8 @@ class Pauses:
             sched.record_batch_in_overlap(flight.batch)
 
     def _discard_if_all_aborted(self, flight: Flight) -> bool:
-        """Return True if the paused batch can end here. On a prefill server it cannot, because a decode server waits
-        for each request of the batch."""
+        """Return False: a prefill server finishes the pass, because a decode server waits for each of its requests.
+        Servers that decode can end it (``colocated``)."""
         return False
 
     def _next(self, paused: Paused) -> Any:

@@ -41,8 +41,8 @@ ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 STAGES = "model_forward_stages"
 """SGLang function, in modules of models, that runs layers for two parts of a batch at once."""
 SHORTER, LONGER = 0.94, 1.02
-"""Factors by which the estimated cost of a pause moves after a shorter and after a longer pause: a quarter of the
-pauses are shorter. A mean would include the time that other processes take from a busy core."""
+"""Factors by which the estimated cost of a pause moves after a shorter and after a longer pause, so that it settles
+where a quarter of the pauses are shorter. A mean would include the time that other processes take from a busy core."""
 
 
 def fits(batch: ScheduleBatch) -> bool:

@@ -4,8 +4,8 @@ A query changes no state: ranks are asked at different moments, or only one rank
 
 A new figure: compute it in ``snapshot``, define in ``merge`` how ranks add up, and name its series in one of the
 tables. A new counter by class: add a field to ``flights.Totals`` and to its ``add``, count it in ``Flight.totals``, and
-name it in ``_COUNTERS``; the status then has it, too. Test it in test_core.py. Add keys and series to docs/LAPS.md,
-which no test compares. Figures of the router: its ``telemetry``.
+name it in ``_COUNTERS``; the status then has it, too. Test it in test_core.py. Document keys and series in
+docs/LAPS.md; no test checks this. Figures of the router: its ``telemetry``.
 """
 
 from __future__ import annotations

@@ -118,11 +118,15 @@ def test_no_choice_has_more_in_time(spec: list[tuple[float, float]]) -> None:
     assert not any(ends(c) for c in combinations(everything, len(found) + 1))
 
 
-@pytest.mark.parametrize(("name", "before"), [("least-work", [2, 0]), ("fcfs", []), ("s-edf", [0]), ("lars", [0])])
-def test_only_who_goes_before_what_is_paused_is_in_line(name: str, before: list[int]) -> None:
+BEFORE: dict[str, list[int]] = {"least-work": [2, 0], "fcfs": [], "s-edf": [0], "lars": [0]}
+"""Prompts that go before the paused batch in the next test, by order."""
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_only_who_goes_before_what_is_paused_is_in_line(name: str) -> None:
     jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
     paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
-    assert service_order(ORDERS[name], jobs, SIZES, NOW, paused) == before
+    assert service_order(ORDERS[name], jobs, SIZES, NOW, paused) == BEFORE[name]
 
 
 @pytest.mark.parametrize(("deadline_s", "turns"), [(1.6, [0, 1, 2]), (1.4, [1, 0, 2])])

@@ -1,6 +1,7 @@
 """Bounds on waiting: a gap between preemptions, and a share for the oldest prompt. Beyond the paper.
 
-Exchanges see only the requests that wait now: alone they spend the device on steps, and starve the largest prompt.
+Exchanges see only the requests that wait now. Without these bounds they would spend the device on the fixed costs of
+steps, and starve the largest prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Gap:
 
     All waiting long prompts pay for a preemption. So if n > MANY of them wait, the gap is n / MANY times as long (at
     most MANY times), but counted from the start of the last batch. Near saturation, steps of few requests take time
-    that other requests lack; in closed loops, soon all waiting clients are clients of long prompts.
+    that other requests lack; in a closed loop, soon only clients with long prompts wait.
 
     Bound: while long work waits, the long class has at least (T - R - P) G / (G + R) of any time T, with G the least
     gap, P = (SAVED - 1) S, and S the longest short batch. R = S if no deadline presses, else SAVED G + S. While S is
@@ -45,8 +46,11 @@ class Gap:
         self._owed = 0.0
         """Gaps until all SAVED preemptions are saved up again, as of the launch of the last preempting batch."""
         self._sent = 0
-        self._begun_s = -math.inf
-        self._follows = False
+        """Number of preempting batches on the device."""
+        self._run_began_s = -math.inf
+        """Start of the current run of preempting batches that follow each other within a gap."""
+        self._continues_run = False
+        """True if the last preempting batch continues that run."""
 
     @property
     def least_s(self) -> float:
@@ -63,20 +67,20 @@ class Gap:
         self._longs = longs
 
     def opens_at(self, ends_at: float = math.inf) -> float:
-        """Return the time from which a batch may preempt: at once at first, later not before the last preempting batch
-        has ended. `ends_at`: assumed end of a preempting batch that still runs."""
+        """Return the time from which a batch may preempt. The first one may at once, later ones only after the last
+        preempting batch has ended. `ends_at`: assumed end of a preempting batch that still runs."""
         saved_s = max(0.0, self._owed - (SAVED - 1)) * self.seconds
         return (ends_at if self._sent else self.ended_s) + saved_s
 
     def opens_for_deadline_at(self) -> float:
         """Return the time from which a batch may preempt that would miss a deadline by waiting: F after the last
-        preempting batch, in a run of SAVED gaps. Infinite if only ``opens_at`` counts."""
-        runs = self.ended_s - self._begun_s < SAVED * self.least_s
+        preempting batch, until the run of such batches has lasted SAVED gaps. Infinite if only ``opens_at`` counts."""
+        runs = self.ended_s - self._run_began_s < SAVED * self.least_s
         return math.inf if self._sent or not runs else self.ended_s + (self._sizes.fixed_s or 0.0)
 
     def record_launch(self, now: float) -> None:
         """Record that a preempting batch goes to the device at `now`."""
-        self._follows = now < self.ended_s + self.least_s
+        self._continues_run = now < self.ended_s + self.least_s
         paid = max(0.0, now - self.ended_s) / max(self.seconds, 1e-9)
         self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
@@ -85,8 +89,8 @@ class Gap:
         """Record that a preempting batch occupied the device from `begin` to `end`."""
         self._sent -= 1
         self._took_s = end - begin
-        if not self._follows:
-            self._begun_s = begin
+        if not self._continues_run:
+            self._run_began_s = begin
         self.ended_s = end
 
 
@@ -118,8 +122,8 @@ class Guard:
         return self.credit_s > 0.0
 
     def record_batch(self, seconds: float, *, oldest: bool, late: bool = False) -> None:
-        """Record that a long batch took the device for `seconds`. `oldest`: the batch held the prompt that has waited
-        longest, first or whole. `late`: that prompt is too late for its deadline.
+        """Record that a long batch took the device for `seconds`. `oldest`: the batch contains the prompt that has
+        waited longest, as its first prompt or uncut. `late`: that prompt is too late for its deadline.
 
         One batch bounds both credit and debt: a prompt that could not be placed does not come back with a claim to many
         batches, and a prompt that was often served by chance is not left in debt.
@@ -133,7 +137,7 @@ class Guard:
             self.credit_s = min(self.credit_s + share * seconds, seconds)
 
     def record_delay(self, seconds: float) -> None:
-        """Record decode steps of `seconds`. A batch without the oldest prompt delays that prompt by these, too."""
+        """Record decode steps that took `seconds`. A batch without the oldest prompt delays it by this time, too."""
         self._delay_s += seconds
 
     def reset(self) -> None:

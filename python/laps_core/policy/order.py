@@ -16,7 +16,8 @@ from laps_core.policy.types import Paused, Waiting
 
 Key = tuple[float, ...]
 Order = Callable[[Waiting, float, float, float], Key]
-"""Sort key from (request, predicted remaining work, predicted time of the whole request alone, now; seconds)."""
+"""Sort key from (request, predicted remaining work, predicted time of the whole request alone, now; seconds). A
+paused batch comes as a request without tokens, with its remaining work."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
@@ -27,8 +28,8 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
 
 
 def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
-    """Sort by least remaining work, late prompts last. If this order would make prompts late that can be in time,
-    ``service_order`` puts in front the prompts that can be in time."""
+    """Sort by least remaining work, late prompts last. If this would make a prompt late that can be in time,
+    ``service_order`` moves the prompts that can be in time to the front."""
     late = slack_s(w, work_s, now) < 0.0
     return late, work_s, w.since_s
 

@@ -73,7 +73,7 @@ class Pacer:
         self._memory_hold = MemoryHold()
         self._seen_s: float | None = None
         self._blind = False
-        self._last_end_s = self._overtaken_s = -math.inf
+        self._last_end_s = self._left_when_overtaken_s = -math.inf
         self.slo, self.busy = SloLedger(), BusyMeter()
         self.preemptions = self.overtakes = self.shared = 0
 
@@ -86,7 +86,7 @@ class Pacer:
 
     def record_arrivals(self, now: float, shorts: int, *, busy: bool = False) -> None:
         """Record that `shorts` short requests were first seen; call every round. `busy`: a batch runs, and the
-        scheduler looks again only after its result."""
+        scheduler looks again only after its result, so that arrival times in between are unknown."""
         self.model.settle()
         if shorts:
             self.window.record_arrivals(now, shorts, self._seen_s if self._blind else None)
@@ -123,7 +123,7 @@ class Pacer:
             self.guard.reset()
             return self._shorts(now, shorts, self.sizes.budget, free_s=free_s)
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
-        # Without slices short requests share the step of a chunk; half of the step is left to the chunk.
+        # Without slices short requests share the step of a chunk; at least half of the step is left for the chunk.
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
@@ -132,8 +132,8 @@ class Pacer:
         all_waiting, picked, opens_at = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_at()
         pressed = now >= gap.opens_for_deadline_at() and preemption.would_miss_deadline(now, picked, opens_at - now)
         due = now >= opens_at or pressed if urgent is None else urgent == SHORT
-        back = self._memory_hold.choose_held_classes(now, lacking=lacking, drains=drains)
-        if SHORT in back:
+        held_back = self._memory_hold.choose_held_classes(now, lacking=lacking, drains=drains)
+        if SHORT in held_back:
             plan = plan._replace(picked=(), held="memory")
             if paused is not None:
                 return plan
@@ -142,24 +142,25 @@ class Pacer:
         if paused is not None:
             if picked and due and (not by_worth or preemption.should_preempt(now, picked, paused, all_waiting)):
                 return plan._replace(order=(SHORT,))
-            if back or urgent == SHORT:
+            if held_back or urgent == SHORT:
                 return plan
-            moved_s = self._overtaken_s - paused.left_s
+            # Negative if another batch is paused than the one that was overtaken.
+            moved_s = self._left_when_overtaken_s - paused.left_s
             plan = preemption.add_overtaking(
                 now, longs, paused, budget, plan, all_waiting, moved_s=math.inf if moved_s < 0.0 else moved_s
             )
-            self._overtaken_s = paused.left_s if plan.order else self._overtaken_s
+            self._left_when_overtaken_s = paused.left_s if plan.order else self._left_when_overtaken_s
             return plan
         # Joining short requests would take the memory first.
         joining = () if lacking else picked
         # A prompt that lacked memory does not lead again at once, unless other requests stand back for it.
-        oldest_first = True if back else False if lacking else None
+        oldest_first = True if held_back else False if lacking else None
         plan = self.longs.add_next(plan, now, longs, len(all_waiting), joining=joining, oldest_first=oldest_first)
         if by_worth and starts and joining:
             plan = preemption.share(now, picked, longs, plan, all_waiting)
         if not shorts:
             return plan
-        return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not back else (LONG, SHORT))
+        return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not held_back else (LONG, SHORT))
 
     def _shorts(
         self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False, free_s: float = -math.inf

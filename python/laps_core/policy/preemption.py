@@ -35,8 +35,8 @@ class Preemption:
     def should_preempt(
         self, now: float, picked: Sequence[Waiting], paused: Paused, all_waiting: Sequence[Waiting]
     ) -> bool:
-        """Return True if the picked requests should run in this pause. If only one side would miss a deadline by
-        waiting, picked requests or paused batch, that side goes first. Otherwise the exchange must pay."""
+        """Return True if the picked requests should run in this pause. If waiting would make only one of the two
+        (picked requests, paused batch) miss a deadline, that one goes first. Otherwise the exchange must pay."""
         fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
         ends_at, due_s = now + paused.left_s, paused.deadline_s
@@ -62,7 +62,7 @@ class Preemption:
         later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_at(now)))
         saved_s = sizes.fixed_s or 0.0
         mine, others = sizes.weights(picked, all_waiting)
-        # Requests that come behind save the step, too: in a closed loop, the next requests of the same clients.
+        # Later arrivals gain from the saved step, too: in a closed loop, the next requests of the same clients.
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
         if gained < 0.0 or self.would_miss_deadline(now, picked, later_s):
             return plan

@@ -61,13 +61,13 @@ class Account(NamedTuple):
     """Charges and statistics of a plan, for ``Pacer.record_launch``, and the end of a hold; leading rank only."""
 
     reason: str = ""
-    """Reason why a short batch leaves, one of statistics.REASONS."""
+    """Why a short batch leaves, one of statistics.REASONS."""
     waited_s: float = 0.0
     """Time for which the window held the short batch (seconds), without queueing before the hold."""
     late: int = 0
     """Number of picked requests that can no longer meet their deadlines."""
     oldest: bool = False
-    """True if the long batch holds the prompt that has waited longest, first in the batch or whole."""
+    """True if the long batch contains the prompt that has waited longest, as its first prompt or uncut."""
     oldest_late: bool = False
     """True if the prompt that has waited longest is too late for its deadline."""
     contended: bool = False

@@ -29,8 +29,8 @@ at each of its places). Such a busy place has at most 1 / FLOOD of that load."""
 def list_offers(
     usable: Sequence[PrefillInstance], ask: Ask, now: float, threshold: int
 ) -> tuple[list[Offer], list[Offer]]:
-    """Return the offers of the request's own pool, and those of the other pool. Of a server's places that have nothing
-    of the prompt cached, the idle one that has served the least stands for all, if any is idle: none is better."""
+    """Return the offers of the request's own pool, and those of the other pool. If a server has
+    idle places without a cached part of the prompt, only the one that has served the fewest tokens is listed."""
     total = max(1, ask.total)
     short_anew = total <= threshold
     own: list[Offer] = []
@@ -63,7 +63,7 @@ def list_offers(
         if free is None and not busy:
             continue
         if i.outlook.model is not model:
-            # Servers that report no latency model share one.
+            # Compute these once for consecutive servers with the same model; those that report none share one.
             model = i.outlook.model
             step_s, work_s = model.step_s, model.work_s(total, 0)
             behind_s = BEHIND * work_s
