@@ -117,7 +117,7 @@ RULES = (
     ),
     Rule("shared steps", "steps of one class", patches=[patch(Preemption, "share", _unshared)]),
     Rule(
-        "those still to come", "who waits counts once",
+        "later arrivals", "each waiting request counts once",
         patches=[patch(exchange, "AHEAD", 1.0), patch(preemption, "AHEAD", 1.0)],
     ),
     Rule(
@@ -135,7 +135,7 @@ RULES = (
         patches=[patch(Gap, "opens_for_deadline_at", _returns(math.inf))], deadlines=True,
     ),
     Rule(
-        "as many in time as can be", "least work first", patches=[patch(order, "in_time", _returns(()))], deadlines=True
+        "most prompts in time", "least work first", patches=[patch(order, "in_time", _returns(()))], deadlines=True
     ),
     Rule("a tenth of the guard if late", "the whole share", patches=[patch(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
@@ -153,14 +153,14 @@ def _fewest(found: Sequence[Any], ask: Ask) -> Any:
 
 
 BEYOND = (
-    Rule("memory for who is owed it", "none is kept", kind="memory",
+    Rule("memory hold", "no hold", kind="memory",
          patches=[patch(MemoryHold, "choose_held_classes", _returns(()))], bound="start of a long request"),
     Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
     Rule("short steps first", "one step of all", kind="group",
          patches=[patch(Slices, "shorts_first", _returns(False))]),
     Rule("saved-up preemptions of ranks", "one", patches=[patch(group_slices, "SAVED", 1.0)], kind="group"),
     Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
-    Rule("those still to come, of ranks", "who waits counts once", kind="group",
+    Rule("later arrivals, of ranks", "each waiting request counts once", kind="group",
          patches=[patch(GroupPlanner, "_learn_arrivals", _returns(None)), patch(group_slices, "AHEAD", 1.0)]),
     Rule("first answer", "fewest tokens in flight", kind="router",
          patches=[patch(choice, "choose_offer", _fewest)]),
