@@ -169,8 +169,9 @@ def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
                 if name.startswith("model.layers.1.") and ".mlp." not in name:
                     weights[name.replace("model.layers.1.", layer)] = values.clone()
             weights[f"{layer}self_attn.o_proj.weight"] /= 100.0
-            for name, (rows, columns) in (("gate", (128, 64)), ("up", (128, 64)), ("down", (64, 128))):
-                weights[f"{layer}mlp.{name}_proj.weight"] = torch.zeros(rows, columns)
+            for name in ("gate", "up", "down"):
+                dense = written[f"model.layers.0.mlp.{name}_proj.weight"]
+                weights[f"{layer}mlp.{name}_proj.weight"] = torch.zeros_like(dense)
             for name in ("enorm", "hnorm"):
                 weights[f"{layer}{name}.weight"] = torch.ones(size)
             weights[f"{layer}final_layernorm.weight"] = norm.clone()
