@@ -19,12 +19,21 @@ from served import LAPS, NORMAL_LOOP, Prefill, Setup, checkpoint, on
 from benchmark.load.prompts import without_decode_server
 from benchmark.rig import model
 
-from .colocated import EVERY_PAUSE, Asked, at_once, some_leave
+from .colocated import EVERY_PAUSE, Asked, alone, at_once, some_leave
 from .slicing import EVERY_LAYER, preemptions
+from .test_architectures import CHAIN
+from .test_colocated_drafts import next_tokens_args
 
 SETUPS = [
     Setup("pictures-colocated", (*LAPS, *EVERY_PAUSE), shape="qwen3_vl", mode="null"),
     Setup("pictures-states", (*LAPS, *EVERY_PAUSE, *NORMAL_LOOP), shape="qwen3_5", mode="null"),
+    Setup(
+        "pictures-drafts",
+        (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
+        shape="qwen3_5",
+        more=next_tokens_args,
+        mode="null",
+    ),
     Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl"),
 ]
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
@@ -84,6 +93,9 @@ def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill:
             right = answers(name).greedy(a.says, a.pictures, len(a.tokens)) if a.tokens else []
             assert a.tokens == right, f"{a.rid}, {len(a.pictures)} pictures"
         prefill.all_tokens_are_free()
+        stayed = [a for a in asked if a.leaves_s is None and a.steps]
+        if stayed:  # as many steps as alone, so the draft model saw the pictures of its own prompt
+            assert sum(a.steps for a in stayed) == sum(a.steps for a in alone(prefill, [*stayed]))
         return preemptions(prefill) > before
 
     until_seen(once, "a batch preempts")

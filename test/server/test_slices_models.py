@@ -15,6 +15,7 @@ from typing import Any
 
 import architectures
 import http_load as load
+import more_models
 import pytest
 from rounds import until_seen
 from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
@@ -260,3 +261,6 @@ def test_the_manual_says_where_each_architecture_is_paused(prefill: Prefill) -> 
 def test_the_manual_names_each_architecture_that_is_tested() -> None:
     tested = {f"{architectures.ALL[n].family}ForCausalLM" for n in NAMES}
     assert tested <= set(table())
+    more = re.search(r"^Under load compared.*", DOCS.read_text(), re.MULTILINE)
+    assert more is not None
+    assert re.findall(r"`(\w+)`", more[0]) == [a.family for a in more_models.ALL.values()]

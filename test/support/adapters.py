@@ -110,33 +110,31 @@ def follower(folder: Path, base: Path) -> Path:
 
 
 def next_tokens(folder: Path, base: Path) -> Path:
-    """Make the MTP layer with which the Qwen3-Next checkpoint ``base`` predicts a further token, fitted to its own
-    answers, and return the layer's path. The layer's attention has little influence."""
+    """Make the MTP layer with which the Qwen3-Next or Qwen3.5 checkpoint ``base`` predicts a further token, fitted to
+    its own answers, and return the layer's path. The layer's attention has little influence."""
 
     def write(tmp: Path) -> None:
         import torch
         from safetensors.torch import load_file, save_file
         from torch.nn.functional import rms_norm
-        from transformers import AutoConfig, Qwen3NextForCausalLM
+        from transformers import AutoConfig
 
         tokens, states, expected = _answers(base)[0]
-        config = AutoConfig.from_pretrained(base)
-        size = config.hidden_size
+        config = AutoConfig.from_pretrained(base).get_text_config()
+        size, written = config.hidden_size, load_file(base / "model.safetensors")
         given = torch.cat([rms_norm(x, (size,), eps=config.rms_norm_eps) for x in (tokens, states)], -1)
         fitted = torch.linalg.lstsq(given, expected).solution
-        config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
-        torch.manual_seed(1)
-        Qwen3NextForCausalLM(config).save_pretrained(tmp, safe_serialization=True)
-        written = load_file(tmp / "model.safetensors")
-        weights = {n.replace("model.", "mtp."): v for n, v in written.items() if n.startswith("model.layers.")}
+        layer = f"layers.{config.layer_types.index('full_attention')}."
+        weights = {f"mtp.layers.0.{n.partition(layer)[2]}": v for n, v in written.items() if f".{layer}" in n}
         for name, values in weights.items():
             if name.endswith("down_proj.weight"):
                 values.zero_()
+            elif name.endswith("o_proj.weight"):
+                values.div_(100.0)
         for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
             weights[f"mtp.{norm}.weight"] = torch.zeros(size)
         weights["mtp.fc.weight"] = fitted.T.contiguous()
-        for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            weights[name] = load_file(base / "model.safetensors")[name]
+        weights |= {n: v for n, v in written.items() if n.endswith("embed_tokens.weight") or n == "lm_head.weight"}
         save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
         (tmp / "config.json").write_bytes((base / "config.json").read_bytes())
 
@@ -194,7 +192,7 @@ def _answers(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
     with torch.no_grad():
         told = target.generate(prompts, max_new_tokens=80, min_new_tokens=80, do_sample=False, pad_token_id=0)
         states = target(told, output_hidden_states=True).hidden_states[-1][:, 60:]
-        tokens = target.model.embed_tokens(told)[:, 60:]
+        tokens = target.get_input_embeddings()(told)[:, 60:]
     return [
         (tokens[:, n:].flatten(0, 1), states[:, :-n].flatten(0, 1), states[:, n:].flatten(0, 1))
         for n in range(1, steps + 1)

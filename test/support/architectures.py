@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import more_models
 import pictures
 
 from benchmark.rig import checkpoints
@@ -97,5 +98,7 @@ NAMES = tuple(ALL)
 
 def make(folder: Path, name: str) -> Path:
     """Write the checkpoint of this name under ``folder`` unless it exists; return its path. Raises KeyError for a name
-    that is neither in NAMES nor in ``pictures.NAMES``."""
-    return pictures.make(folder, name) if name in pictures.NAMES else checkpoints.make(folder, name, ALL[name])
+    that is neither in NAMES, nor in ``pictures.NAMES``, nor in ``more_models.ALL``."""
+    if name in pictures.NAMES:
+        return pictures.make(folder, name)
+    return checkpoints.make(folder, name, ALL[name] if name in ALL else more_models.ALL[name])
