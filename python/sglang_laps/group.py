@@ -148,17 +148,17 @@ class Group:
         menus, choice = decided
         self._fixed_s = self._planner.step_s(menus)
         self._preemptions += slices.paused
-        return slices.begin(menus, choice)
+        return slices.start_step(menus, choice)
 
     def record_slice(self) -> None:
         """Record that a slice of the step that started last has been launched."""
         if self._planner.slices is not None:
-            self._planner.slices.ran(self._fixed_s)
+            self._planner.slices.record_slice(self._fixed_s)
 
     @property
     def may_preempt(self) -> bool:
         """Return True if the ranks exchange menus in this pause; the same on every rank."""
-        return self._planner.slices is not None and self._planner.slices.open
+        return self._planner.slices is not None and self._planner.slices.may_preempt
 
     def record_build(self, flight: Flight) -> None:
         """Record the batch that was built from the plan; the next menu reports its shape to all ranks."""
@@ -196,7 +196,9 @@ class Group:
         begun = len(lines.begun)
         longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
         going = min(
-            range(begun), key=lambda i: longs[i].since_s if self._planner.due else longs[i].tokens, default=None
+            range(begun),
+            key=lambda i: longs[i].since_s if self._planner.oldest_first else longs[i].tokens,
+            default=None,
         )
         shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(lines.short[:LOOKAHEAD])]
         others = [(lines.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]

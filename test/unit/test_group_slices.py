@@ -42,18 +42,18 @@ class Sliced(Group):
 
     def start(self, menus: Sequence[Menu], choice: Choice) -> int:
         self.ran = [self._run(p, w, choice) for p, w in zip(self.planners, self.waiting, strict=True)]
-        parts = {p.slices.begin(menus, choice) for p in self.planners if p.slices is not None}
+        parts = {p.slices.start_step(menus, choice) for p in self.planners if p.slices is not None}
         assert len(parts) == 1
         return parts.pop()
 
     def slice(self) -> None:
         for p in self.planners:
             assert p.slices is not None
-            p.slices.ran(COST.step_s)
+            p.slices.record_slice(COST.step_s)
 
     @property
     def open(self) -> bool:
-        said = {p.slices is not None and p.slices.open for p in self.planners}
+        said = {p.slices is not None and p.slices.may_preempt for p in self.planners}
         assert len(said) == 1
         return said.pop()
 
@@ -124,8 +124,8 @@ def test_slices_are_about_as_long_as_they_should_be_and_no_more_than_layers(seco
     slices = group.planners[0].slices
     assert slices is not None
     for step_s in seconds:
-        parts = slices.begin(menus, Choice(3, step_s, (step_s,) * 4, False))
+        parts = slices.start_step(menus, Choice(3, step_s, (step_s,) * 4, False))
         assert 1 <= parts <= LAYERS
         assert parts == 1 or step_s / parts >= SLICE_S * 0.99
         assert step_s <= 2 * SLICE_S or step_s / parts < max(3 * SLICE_S, step_s / (LAYERS - 1))
-    assert slices.open == (len(seconds) <= DEPTH and parts > 1)
+    assert slices.may_preempt == (len(seconds) <= DEPTH and parts > 1)

@@ -55,7 +55,7 @@ class GroupPlanner:
         self._seen_s: float | None = None
 
     @property
-    def due(self) -> bool:
+    def oldest_first(self) -> bool:
         """Return True if each rank's oldest long prompt goes first in the next step."""
         return self._guard.due()
 
@@ -80,7 +80,7 @@ class GroupPlanner:
         within = self.slices is not None and self.slices.paused
         # The activations of a preempting step need memory beside the activations of the paused step.
         chunk = self.chunk // 2 if within else self.chunk
-        first = oldest if self.due and not within else None
+        first = oldest if self.oldest_first and not within else None
         # Budgets scale with the device: if the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
         ladder = [scale * budget_s for budget_s in LADDER]
@@ -105,17 +105,17 @@ class GroupPlanner:
         fixed_s = self.step_s(menus)
         longs = any(menu.waits.longs for menu in menus)
         if self.slices is not None and self.slices.paused:
-            choice = self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
+            choice = self.slices.choose_preempting(menus, fixed_s=fixed_s, padded=padded)
             if choice is not None and longs:
                 self._guard.record_batch(choice.seconds, oldest=False)
             return choice
-        choice = choose(menus, oldest=self.due, padded=padded)
+        choice = choose(menus, oldest=self.oldest_first, padded=padded)
         if not longs:
             self._guard.reset()
         if choice is None or not longs:
             return choice
         slices = None if choice.oldest else self.slices
-        if slices is not None and slices.shorts_first(menus, choice, fixed_s=fixed_s, padded=padded):
+        if slices is not None and slices.take_shorts_first(menus, choice, fixed_s=fixed_s, padded=padded):
             choice = at(menus, 0, oldest=False, padded=padded)
         self._guard.record_batch(choice.seconds, oldest=choice.oldest)
         return choice

@@ -55,11 +55,11 @@ class Slices:
         return bool(self._paused)
 
     @property
-    def open(self) -> bool:
+    def may_preempt(self) -> bool:
         """True if a step may preempt the running step, so that ranks exchange menus in the next pause."""
         return 0 < len(self._paused) <= DEPTH and self._paused[-1].left > 1 and self._saved >= 1.0
 
-    def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
+    def start_step(self, menus: Sequence[Menu], choice: Choice) -> int:
         """Start a step; return its number of slices."""
         long = choice.seconds > 2.0 * self._slice_s
         parts = min(self._layers, max(2, int(choice.seconds / self._slice_s))) if long else 1
@@ -67,7 +67,7 @@ class Slices:
         self._paused.append(_Paused(parts, choice.seconds / parts, weight))
         return parts
 
-    def ran(self, fixed_s: float) -> None:
+    def record_slice(self, fixed_s: float) -> None:
         """Count a slice of the step that began last as run. ``fixed_s``: time of the smallest step (seconds)."""
         top = self._paused[-1]
         top.left -= 1
@@ -75,7 +75,7 @@ class Slices:
             self._paused.pop()
         self._saved = min(SAVED, self._saved + top.slice_s * self._overhead / max(fixed_s, 1e-9))
 
-    def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
+    def choose_preempting(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
         """Return the step to run in this pause, from menus of whole requests (``whole``); None if no step pays.
 
         Requests of the new step gain the remaining time of the step paused last. Requests of all paused steps lose the
@@ -99,7 +99,7 @@ class Slices:
         self._saved -= 1.0
         return at(menus, best, oldest=False, padded=padded)
 
-    def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
+    def take_shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
         """Return True (and use a saved preemption) if a level 0 step, for short requests, pays before `choice`."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
             return False

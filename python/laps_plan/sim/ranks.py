@@ -119,7 +119,7 @@ class Joint:
         if slices is None or following is not None or not self._under_way:
             step = following or self._decided(now)
             return None if step is None else self._begun(step)
-        if slices.open and self._fresh:
+        if slices.may_preempt and self._fresh:
             self._following = self._decided(now)
         return self._slice(self._under_way[-1])
 
@@ -157,7 +157,7 @@ class Joint:
         return parts
 
     def _begun(self, step: _Step) -> GroupBatch:
-        parts = [planner.slices.begin(step.menus, step.choice) for planner in self._planners if planner.slices]
+        parts = [planner.slices.start_step(step.menus, step.choice) for planner in self._planners if planner.slices]
         if not parts:
             self._put_back(step)
             return step.batch
@@ -178,7 +178,7 @@ class Joint:
             return
         for planner in self._planners:
             if planner.slices is not None:
-                planner.slices.ran(self._cost.step_s)
+                planner.slices.record_slice(self._cost.step_s)
         if not step.left:
             self._under_way.remove(step)
             self._put_back(step)
