@@ -69,14 +69,14 @@ class Ladder:
         """Return True if the limits L and B admit a batch. ``new``: new tokens of each request."""
         return 0 < len(new) <= self.slots and max(new) <= self.length
 
-    def holding(self, tokens: int) -> int | None:
+    def fitting_rows(self, tokens: int) -> int | None:
         """Return the smallest row count that holds ``tokens``; None if there is none, or if it has too much padding."""
         at = bisect.bisect_left(self.rows, tokens)
         return self.rows[at] if at < len(self.rows) and self.rows[at] <= PADDING * tokens else None
 
     def choose(self, new: Sequence[int]) -> tuple[int | None, str]:
         """Return the row count for an admitted batch (None: SGLang's own path), and why (no-graph: none holds it)."""
-        rows = self.holding(sum(new))
+        rows = self.fitting_rows(sum(new))
         if rows is None or rows not in self.faster:
             return None, "no-graph" if rows is None else "slower"
         return rows, "faster"
@@ -88,6 +88,6 @@ class Ladder:
         count = -(-tokens // self.length)
         return [tokens // count + (i < tokens % count) for i in range(count)]
 
-    def timed(self, times: Mapping[int, tuple[float, float]]) -> Ladder:
+    def with_times(self, times: Mapping[int, tuple[float, float]]) -> Ladder:
         """Return this ladder with ``faster`` set from ``times``: row count -> seconds (SGLang's own path, graph)."""
         return replace(self, faster=frozenset(n for n, (stock, graph) in times.items() if graph < stock))

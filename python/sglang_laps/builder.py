@@ -17,7 +17,7 @@ from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.armed import Cutter
 from sglang_laps.core import LapsCore
-from sglang_laps.flights import Lines, Part
+from sglang_laps.flights import Part, Queues
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
 from sglang_laps.receipts import Receipts
@@ -71,43 +71,43 @@ class Builder:
         """Decide on a batch and build it. `paused`: batch paused meanwhile. `beside`: a step of all ranks is paused."""
         sched, core, beside = self._scheduler, self._core, beside or paused is not None
         self.joined = []
-        lines = core.lines(sched.waiting_queue, sched.chunked_req)
-        self.begun = lines.begun
+        queues = core.view_queues(sched.waiting_queue, sched.chunked_req)
+        self.begun = queues.begun
         if core.decode is not None:
             tokens = context(running_batch) if self._mixes else None
             core.decode.set_streams(time.perf_counter(), streams(running_batch), tokens)
-        plan = self._plan(lines, paused)
+        plan = self._plan(queues, paused)
         core.apply_plan(plan)
         built = None
-        for part in core.parts(plan, lines, beside=beside):
+        for part in core.parts(plan, queues, beside=beside):
             built, cut = self.build_part(part, running_batch)
             running_batch = built.running_batch
             if built.batch_to_run is not None:
-                self._record_build(part, built.batch_to_run, plan, cut, lines.begun)
-                self._record_decision(plan, lines, paused=beside, built=True)
+                self._record_build(part, built.batch_to_run, plan, cut, queues.begun)
+                self._record_decision(plan, queues, paused=beside, built=True)
                 return built
-        self._record_decision(plan, lines, paused=beside, built=False)
+        self._record_decision(plan, queues, paused=beside, built=False)
         # SGLang's builder also polls the grammar queue, so call it in every round.
         built = built or self.build_part(Part(SHORT, []), running_batch)[0]
         again = self.joined and self._group is None and self._ranks.stages == 1
         return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
 
-    def _record_decision(self, plan: Plan, lines: Lines, *, paused: bool, built: bool) -> None:
+    def _record_decision(self, plan: Plan, queues: Queues, *, paused: bool, built: bool) -> None:
         if self._receipts is not None:
-            self._receipts.record_decision(plan, lines, paused=paused, joint=self._group is not None, built=built)
+            self._receipts.record_decision(plan, queues, paused=paused, joint=self._group is not None, built=built)
 
-    def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
+    def _plan(self, queues: Queues, paused: Paused | None) -> Plan:
         """Return the plan of this round. The leading rank decides; every rank gets the same plan."""
         core, now, plan = self._core, time.perf_counter(), Plan(())
-        idle = not (lines.short or lines.long or paused)
-        joint = self._group.plan(now, lines) if self._group else None
+        idle = not (queues.short or queues.long or paused)
+        joint = self._group.plan(now, queues) if self._group else None
         if self._ranks.leader and idle:
             core.record_empty_queue(now)
         elif self._ranks.leader and joint is None:
             sched = self._scheduler
             sent = sched.disagg_prefill_inflight_queue if core.decode is None else []
             frees = bool(sent if core.decode is None else core.decode.streams)
-            plan = core.decide(now, lines, paused, frees_memory=frees, sent=sent)
+            plan = core.decide(now, queues, paused, frees_memory=frees, sent=sent)
         core.classes.new_shorts = 0
         return joint or plan if idle else self._ranks.agree(joint or plan)
 

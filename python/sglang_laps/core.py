@@ -18,7 +18,7 @@ from laps_core.policy.types import LOOKAHEAD, Paused, Plan
 
 from sglang_laps.chunked import Chunked, Req
 from sglang_laps.classes import Classes
-from sglang_laps.flights import Flight, Lines, Part, Totals, as_waiting
+from sglang_laps.flights import Flight, Part, Queues, Totals, as_waiting
 from sglang_laps.priority import Priority, as_paused
 
 
@@ -49,7 +49,7 @@ class LapsCore:
         """Batches that run in slices; the last in the list runs now."""
         self.lacking = False
         """True if the first long prompt found too little memory at the last try."""
-        self.holding = False
+        self.asks_again = False
         """True if a short batch is held back, or other long prompts must be tried: the next round must not wait."""
         self.decodes = False
         """True if the plan asks for a decode step: first, as rows of the next batch, or alone if no batch is built."""
@@ -67,7 +67,7 @@ class LapsCore:
         """Return the batches whose results are not processed yet, without paused batches."""
         return list(self._flights.values())
 
-    def lines(self, queue: list[Req], slot: Req | None) -> Lines:
+    def view_queues(self, queue: list[Req], slot: Req | None) -> Queues:
         """Return the requests that the next plan can pick from; `slot`: the prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
         begun = [r for r in self.chunked.in_progress(slot).reqs if id(r) not in below]
@@ -76,14 +76,14 @@ class LapsCore:
         if self._not_ready:
             passed_over = set(map(id, self._not_ready))
             long = [r for r in long if id(r) not in passed_over] or long
-        return Lines(self._priority.sort(views.short), [*begun, *long[:LOOKAHEAD]], begun)
+        return Queues(self._priority.sort(views.short), [*begun, *long[:LOOKAHEAD]], begun)
 
     def decide(
-        self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool, sent: Sequence[Req] = ()
+        self, now: float, queues: Queues, paused: Paused | None, *, frees_memory: bool, sent: Sequence[Req] = ()
     ) -> Plan:
         """Return the plan for the next batch; for the leading rank only. `frees_memory`: work is under way that will
         free memory. `sent`: finished prompts whose KV is being transferred."""
-        short, long, begun = lines
+        short, long, begun = queues
         running = self._running() if paused is None else []
         self.pacer.record_arrivals(now, self.classes.new_shorts, busy=bool(running))
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
@@ -117,7 +117,7 @@ class LapsCore:
 
     def apply_plan(self, plan: Plan) -> None:
         """Apply the plan, which is the same on every rank, to this round."""
-        self.holding, self.decodes = plan.held == "window", bool(plan.decode)
+        self.asks_again, self.decodes = plan.held == "window", bool(plan.decode)
         self.classes.use_threshold(plan.threshold)
 
     def record_empty_queue(self, now: float) -> None:
@@ -143,7 +143,7 @@ class LapsCore:
 
     # -- what the batch builder is shown
 
-    def parts(self, plan: Plan, lines: Lines, *, beside: bool) -> Iterator[Part]:
+    def parts(self, plan: Plan, queues: Queues, *, beside: bool) -> Iterator[Part]:
         """Yield the parts to show the builder, each next one if no batch was built from the part before.
 
         `beside`: a batch is paused. Then a part holds only picked requests, because the builder would fill a whole
@@ -151,21 +151,21 @@ class LapsCore:
         """
         for cls in plan.order:
             if cls == SHORT:
-                picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
-                rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
+                picked, seen = [queues.short[i] for i in plan.picked], set(plan.picked)
+                rest = [r for i, r in enumerate(queues.short[:LOOKAHEAD]) if i not in seen] + queues.short[LOOKAHEAD:]
                 carries = plan.decode == "carried" and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.note_lack(False)
-            picked = [lines.long[i] for i in plan.long.picked]
-            first = next((r for r in picked if r in lines.begun), None)
-            joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
+            picked = [queues.long[i] for i in plan.long.picked]
+            first = next((r for r in picked if r in queues.begun), None)
+            joining = [queues.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
             carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
-            self._record_skipped([r for r in picked if r is not first], lines)
+            self._record_skipped([r for r in picked if r is not first], queues)
             # Memory is reserved for a prompt in progress, so it can go on even if another prompt cannot start.
-            for req in lines.begun if not beside else ():
+            for req in queues.begun if not beside else ():
                 if req is not first:
                     yield Part(LONG, [], req, plan.long.tokens, whole=False)
 
@@ -173,15 +173,15 @@ class LapsCore:
         """Record whether the first long prompt found too little memory."""
         self.lacking = lacking
 
-    def _record_skipped(self, picked: list[Req], lines: Lines) -> None:
+    def _record_skipped(self, picked: list[Req], queues: Queues) -> None:
         """Skip the picked prompts, of which the builder made no batch, until a batch runs or all prompts were tried."""
         if self.lacking:
             # Perhaps no batch can run before one of the skipped prompts does.
             self._not_ready = []
         elif picked:
             # Then the overlap loop asks again at once, and not only when a request arrives or a batch ends.
-            self.holding = len(lines.long) - len(lines.begun) > len(picked)
-            self._not_ready = [*self._not_ready, *picked] if self.holding else []
+            self.asks_again = len(queues.long) - len(queues.begun) > len(picked)
+            self._not_ready = [*self._not_ready, *picked] if self.asks_again else []
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """Return the KV tokens that prompts in progress outside this part need to go on."""
@@ -203,7 +203,7 @@ class LapsCore:
     ) -> Flight:
         """Record the batch that was built from `part`; return its flight. `cut` goes on afterwards and has the slot.
 
-        `begun`: as in Lines. `sliced`: the batch can run in slices.
+        `begun`: as in Queues. `sliced`: the batch can run in slices.
         """
         rows = len(batch.decoding_reqs or ()) if part.carries else 0
         reqs = batch.reqs[: len(batch.reqs) - rows]

@@ -13,7 +13,7 @@ from sglang_laps.chunked import Req
 from sglang_laps.classes import Tag
 
 
-class Lines(NamedTuple):
+class Queues(NamedTuple):
     """Waiting requests of one round."""
 
     short: list[Req]

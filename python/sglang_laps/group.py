@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
     from sglang_laps.core import LapsCore
-    from sglang_laps.flights import Flight, Lines
+    from sglang_laps.flights import Flight, Queues
 
 KEPT = 512
 """Rounds after which LAPS no longer waits for the time of a step: each pause of the step can be a round, and the
@@ -87,11 +87,11 @@ class Group:
         self._fixed_s = 0.0
         self._preemptions = 0
 
-    def plan(self, now: float, lines: Lines) -> Plan | None:
+    def plan(self, now: float, queues: Queues) -> Plan | None:
         """Return the plan of this rank's next batch; None if the rank decides for itself. Every rank must call this in
         every round, because all ranks meet in it."""
         begin = time.perf_counter()
-        made = self._plan(now, lines)
+        made = self._plan(now, queues)
         self._rounds_s += time.perf_counter() - begin
         return made
 
@@ -102,12 +102,12 @@ class Group:
         self._gathers_s += time.perf_counter() - begin
         return [Menu.read(r) for r in self._rows[self._leaders].tolist()]
 
-    def _plan(self, now: float, lines: Lines) -> Plan | None:
+    def _plan(self, now: float, queues: Queues) -> Plan | None:
         planner, self._decided = self._planner, None
         self._model.settle()
         planner.cost = self._model.cost
         ready = self._model.ready
-        prompts, at = self._prompts(lines) if ready else ([], [])
+        prompts, at = self._prompts(queues) if ready else ([], [])
         decode = self._core.decode
         due = (
             {} if decode is None else {"until_decode_s": decode.time_to_next_step_s(now), "owed_s": decode.owed_s(now)}
@@ -188,20 +188,20 @@ class Group:
             "cost": asdict(model.cost),
         }
 
-    def _prompts(self, lines: Lines) -> tuple[list[Prompt], list[tuple[bool, int]]]:
+    def _prompts(self, queues: Queues) -> tuple[list[Prompt], list[tuple[bool, int]]]:
         """Return the prompts that wait on this rank, each with its class (True = short) and its index in that class.
 
         Only one prompt between two of its chunks is included, because SGLang has one slot for such prompts.
         """
-        begun = len(lines.begun)
-        longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
+        begun = len(queues.begun)
+        longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(queues.long)]
         going = min(
             range(begun),
             key=lambda i: longs[i].since_s if self._planner.oldest_first else longs[i].tokens,
             default=None,
         )
-        shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(lines.short[:LOOKAHEAD])]
-        others = [(lines.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]
+        shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(queues.short[:LOOKAHEAD])]
+        others = [(queues.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]
         found = [(self._prompt(r, w), at) for r, w, at in (*shorts, *others)]
         return [p for p, _ in found], [at for _, at in found]
 

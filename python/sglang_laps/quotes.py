@@ -19,7 +19,7 @@ from sglang_laps import deadlines
 from sglang_laps.chunked import Req
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
-from sglang_laps.flights import Flight, Lines, Totals
+from sglang_laps.flights import Flight, Queues, Totals
 
 
 class QuotedCore(LapsCore):
@@ -41,9 +41,9 @@ class QuotedCore(LapsCore):
         self._clock, self._config = clock, config
         classes.watch = self._looked
 
-    def lines(self, queue: list[Req], slot: Req | None) -> Lines:
+    def view_queues(self, queue: list[Req], slot: Req | None) -> Queues:
         """See LapsCore."""
-        found = super().lines(queue, slot)
+        found = super().view_queues(queue, slot)
         begun = self.chunked.in_progress(slot).reqs
         if len(self.quoter.backlog) > len(queue) + len(begun):
             # Some requests were aborted.
@@ -76,7 +76,7 @@ class QuotedCore(LapsCore):
         quotes = {
             "typical": {} if state is None else typical(state, self.classes.lengths.to_lengths(now)),
             "outcomes": {cls: dict(sides) for cls, sides in self.quoter.counts.items()},
-            "beyond_bound": self.quoter.broken,
+            "beyond_bound": self.quoter.beyond_bound,
         }
         return {"quote": None if state is None else to_builtins(state), "quotes": quotes}
 

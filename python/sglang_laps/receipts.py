@@ -21,7 +21,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_laps import moments
 from sglang_laps.core import LapsCore
-from sglang_laps.flights import Flight, Lines
+from sglang_laps.flights import Flight, Queues
 from sglang_laps.steps import Step
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class Receipts:
         run = Run(streams=step.streams, depth=depth, predicted_us=predicted_us, begin_us=begin_us)
         self.ledger.record_end(run, begin_us, whole_us(step.started if step.done is None else step.done))
 
-    def record_decision(self, plan: Plan, lines: Lines, *, paused: bool, joint: bool, built: bool) -> None:
+    def record_decision(self, plan: Plan, queues: Queues, *, paused: bool, joint: bool, built: bool) -> None:
         """Record why requests wait, after the decision of a round was tried."""
-        now_us, short, long = whole_us(time.perf_counter()), bool(lines.short), bool(lines.long)
+        now_us, short, long = whole_us(time.perf_counter()), bool(queues.short), bool(queues.long)
         by_plan = held_short(plan, long=long or paused, joint=joint, built=built)
         self.ledger.record_hold(now_us, SHORT, by_plan if short else None, waits=short)
         by_plan = held_long(plan, lacking=self._core.lacking, joint=joint)

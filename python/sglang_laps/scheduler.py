@@ -74,7 +74,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             late.record_start()
             received = [*early, *received]
         self.laps.ranks.keep_received(received)
-        return received or ([None] if self.enable_overlap and self.laps.core.holding else received)
+        return received or ([None] if self.enable_overlap and self.laps.core.asks_again else received)
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
         """Dispatch received requests. On a later pipeline stage, take out the plan that came with the requests."""

@@ -38,5 +38,5 @@ class Fields:
     @property
     def in_progress(self) -> list[Any]:
         """Return the prompts that are between two chunks."""
-        found: list[Any] = self.laps.core.lines([], self.chunked_req).begun
+        found: list[Any] = self.laps.core.view_queues([], self.chunked_req).begun
         return found

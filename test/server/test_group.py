@@ -69,19 +69,19 @@ class World:
             t.join()
         return found
 
-    def round(self, *lines: Any, now: float = 1.0) -> list[Any]:
+    def round(self, *queues: Any, now: float = 1.0) -> list[Any]:
         """Run one round with these queues and return the plans of all ranks."""
-        return self.all(lambda rank: self.groups[rank].plan(now, lines[rank]))
+        return self.all(lambda rank: self.groups[rank].plan(now, queues[rank]))
 
 
-def lines(short: list[Any] | None = None, long: list[Any] | None = None, begun: list[Any] | None = None) -> Any:
+def queues(short: list[Any] | None = None, long: list[Any] | None = None, begun: list[Any] | None = None) -> Any:
     return SimpleNamespace(short=short or [], long=[*(begun or []), *(long or [])], begun=begun or [])
 
 
 def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
     mine, theirs = world.round(
-        lines([world.req(50), world.req(100)], [world.req(90_000)]), lines([], [world.req(60_000), world.req(700)])
+        queues([world.req(50), world.req(100)], [world.req(90_000)]), queues([], [world.req(60_000), world.req(700)])
     )
     assert (mine.order, mine.picked, mine.long.picked, mine.mixed) == ((LONG,), (0, 1), (0,), True)
     assert 150 < mine.long.tokens <= CHUNK, "a piece of the long one"
@@ -91,9 +91,9 @@ def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: 
 
 def test_a_rank_without_work_idles_while_the_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
-    idle, busy = world.round(lines(), lines([], [world.req(500)]))
+    idle, busy = world.round(queues(), queues([], [world.req(500)]))
     assert (idle.order, busy.order) == ((), (LONG,))
-    assert [p.order for p in world.round(lines(), lines())] == [(), ()]
+    assert [p.order for p in world.round(queues(), queues())] == [(), ()]
     steps = {g.status()["steps"] for g in world.groups}
     assert steps == {1}, "nothing ran in the second round"
 
@@ -101,7 +101,7 @@ def test_a_rank_without_work_idles_while_the_other_runs(monkeypatch: pytest.Monk
 def test_of_several_prompts_in_progress_one_is_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
     begun = [world.req(900, 4000), world.req(300, 4000), world.req(2000, 4000)]
-    plan, _ = world.round(lines([], [world.req(40)], begun=begun), lines())
+    plan, _ = world.round(queues([], [world.req(40)], begun=begun), queues())
     assert [i for i in plan.long.picked if i < len(begun)] == [1], "the slot is for one, the one with least left"
 
 
@@ -109,7 +109,7 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
     world = World(monkeypatch, None)
     sizes = (100, 400, 1600, 800, 3200)
     for i in range(200):
-        work = [lines([], [world.req(sizes[(i + 2 * rank) % len(sizes)])]) for rank in range(RANKS)]
+        work = [queues([], [world.req(sizes[(i + 2 * rank) % len(sizes)])]) for rank in range(RANKS)]
         plans = world.round(*work)
         if plans[0] is not None:
             break

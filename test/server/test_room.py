@@ -64,8 +64,8 @@ class Rounds:
     laps: Any
     disagg_prefill_inflight_queue: list[Any]
 
-    def decide(self, now: float, lines: Any, *_: Any, frees_memory: bool, sent: Any) -> Plan:
-        longs = lines.long
+    def decide(self, now: float, queues: Any, *_: Any, frees_memory: bool, sent: Any) -> Plan:
+        longs = queues.long
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), long=LongBatch((0,) if longs else (), 512))
         if self.laps.core.lacking and frees_memory:

@@ -48,9 +48,9 @@ def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() ->
     config = LapsConfig(length_basis="prompt")
     classes = Classes(config, 256, lambda _: 30_000, lambda: 5.0)
     me = LapsCore(Pacer(config, chunk_tokens=512, layers=28, model=KNOWN.model()), classes)
-    lines = me.lines([req], None)
-    assert lines.long == [req]
-    plan = me.decide(5.0, lines, None, frees_memory=False)
+    queues = me.view_queues([req], None)
+    assert queues.long == [req]
+    plan = me.decide(5.0, queues, None, frees_memory=False)
     assert plan.long.tokens == 50
     assert plan.long.layers == 0, "it is too small to be worth a pause"
     assert me.classes.seen([req], 6.0)[LONG][0].new_tokens == 50

@@ -11,7 +11,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
 from pacers import spend
-from sglang_laps.flights import Lines, Part, Totals
+from sglang_laps.flights import Part, Queues, Totals
 
 # -- decisions
 
@@ -34,7 +34,7 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     # A preempting batch has just ended: without priorities it is the turn of long work.
     me.pacer.gap.record_launch(0.99)
     me.pacer.gap.record_end(0.99, 1.0)
-    plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
+    plan = me.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
 
 
@@ -47,7 +47,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
     shorts = [Request("s", 50, priority=short)]
     paused = me.paused(running, 20, 28)
     assert paused.priority == -3
-    plan = me.decide(1.0, Lines(shorts, [], []), paused, frees_memory=False)
+    plan = me.decide(1.0, Queues(shorts, [], []), paused, frees_memory=False)
     assert plan.order == ((SHORT,) if goes else ())
 
 
@@ -57,7 +57,7 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     spend(me.pacer.gap, 0.99)
     me.pacer.gap.record_launch(0.99)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
-    plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
+    plan = me.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is LONG
 
 
@@ -65,26 +65,26 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
 def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_on: bool) -> None:
     me = core()
     me.lacking = True
-    lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
-    plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
+    queues, sent = Queues([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
+    plan = me.decide(1.0, queues, None, frees_memory=True, sent=sent)
     assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
     held, parked, new = Request("P", 900, done=700), Request("Q", 5000, done=4000), Request("L", 600)
     me = core([parked])
-    lines = me.lines([new], held)
-    assert (lines.short, lines.long, lines.begun) == ([], [held, parked, new], [held, parked])
-    plan = me.decide(1.0, lines, None, frees_memory=False)
+    queues = me.view_queues([new], held)
+    assert (queues.short, queues.long, queues.begun) == ([], [held, parked, new], [held, parked])
+    plan = me.decide(1.0, queues, None, frees_memory=False)
     assert plan.long.picked[0] == 0, "200 tokens are left of it: the least work"
 
 
 def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
     me = core([parked])
-    assert me.lines([], held).begun == [held, parked]
+    assert me.view_queues([], held).begun == [held, parked]
     me.under_way.append(flight(me, held))
-    assert me.lines([], held).begun == me.lines([], held).long == [parked]
+    assert me.view_queues([], held).begun == me.view_queues([], held).long == [parked]
 
 
 def test_what_is_paused_counts_every_batch_under_way() -> None:
@@ -102,15 +102,15 @@ def test_behind_more_requests_than_are_looked_at_a_high_priority_is_seen() -> No
         for r in waiting:
             r.laps_tag.new_tokens = tokens
         urgent = Request("urgent", tokens, priority=9)
-        lines = me.lines([*waiting, urgent], None)
-        view = lines.short if cls == SHORT else lines.long
+        queues = me.view_queues([*waiting, urgent], None)
+        view = queues.short if cls == SHORT else queues.long
         assert view[:3] == [urgent, *waiting[:2]]
     running = flight(me, layers=1)
     me.under_way.append(running)
     shorts = [Request(f"s{i}", 50, priority=0) for i in range(LOOKAHEAD)]
-    lines = me.lines([*shorts, Request("urgent", 50, priority=9)], None)
-    plan = me.decide(1.0, lines, me.paused(running, 20, 28), frees_memory=False)
-    assert lines.short[plan.picked[0]].rid == "urgent"
+    queues = me.view_queues([*shorts, Request("urgent", 50, priority=9)], None)
+    plan = me.decide(1.0, queues, me.paused(running, 20, 28), frees_memory=False)
+    assert queues.short[plan.picked[0]].rid == "urgent"
 
 
 def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
@@ -119,17 +119,17 @@ def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
     me, queue = core(), [a, b, c]
 
     def nothing_built() -> list[str]:
-        lines = me.lines(queue, None)
-        plan = me.decide(1.0, lines, None, frees_memory=False)
-        shown = [r.rid for part in me.parts(plan, lines, beside=False) for r in part.queue]
+        queues = me.view_queues(queue, None)
+        plan = me.decide(1.0, queues, None, frees_memory=False)
+        shown = [r.rid for part in me.parts(plan, queues, beside=False) for r in part.queue]
         assert me.lacking is False
         return shown
 
     assert nothing_built() == ["a"]
-    assert me.holding, "the overlap loop is to ask again"
+    assert me.asks_again, "the overlap loop is to ask again"
     assert nothing_built() == ["b"]
     assert nothing_built() == ["c"]
-    me.holding = False
+    me.asks_again = False
     assert nothing_built() == ["a"], "all were tried"
     part = Part(LONG, [b], None, 512, whole=False)
     me.record_build(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
@@ -142,10 +142,10 @@ def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
 def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
     a, b = Request("a", 300), Request("b", 600)
     me = core()
-    lines = me.lines([a, b], None)
-    for _ in me.parts(Plan((LONG,), long=LongBatch((0,), 300)), lines, beside=False):
+    queues = me.view_queues([a, b], None)
+    for _ in me.parts(Plan((LONG,), long=LongBatch((0,), 300)), queues, beside=False):
         me.lacking = True
-    assert (me.lines([a, b], None).long, me.holding) == ([a, b], False)
+    assert (me.view_queues([a, b], None).long, me.asks_again) == ([a, b], False)
 
 
 def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory() -> None:
@@ -154,9 +154,9 @@ def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory
     me = core()
 
     def nothing_built(lacking: bool) -> list[str]:
-        lines = me.lines([a, b], None)
-        plan, shown = me.decide(1.0, lines, None, frees_memory=False), list[str]()
-        for part in me.parts(plan, lines, beside=False):
+        queues = me.view_queues([a, b], None)
+        plan, shown = me.decide(1.0, queues, None, frees_memory=False), list[str]()
+        for part in me.parts(plan, queues, beside=False):
             shown += [r.rid for r in part.queue]
             me.note_lack(lacking)
         return shown
@@ -172,11 +172,11 @@ def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory
 def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() -> None:
     shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
     me = core([parked])
-    lines = Lines(shorts, [parked, *longs], [parked])
+    queues = Queues(shorts, [parked, *longs], [parked])
 
     def parts(cls: Any, beside: bool) -> Any:
         plan = Plan((cls,), picked=(2, 0), long=LongBatch((1,), 300))
-        return [(p.queue, p.slot) for p in me.parts(plan, lines, beside=beside)]
+        return [(p.queue, p.slot) for p in me.parts(plan, queues, beside=beside)]
 
     # The builder fills a whole chunk, but beside the activations of the paused batch only half a chunk fits.
     assert parts(SHORT, True) == [([shorts[2], shorts[0]], None)]
@@ -189,7 +189,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
 def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
     shorts, long = requests("s1", "s2"), Request("L", 900)
     plan = Plan((LONG,), picked=(1,), long=LongBatch((0,), 300), mixed=True)
-    (part,) = core().parts(plan, Lines(shorts, [long], []), beside=False)
+    (part,) = core().parts(plan, Queues(shorts, [long], []), beside=False)
     assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
 
 
@@ -281,7 +281,7 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     mixed = SimpleNamespace(
         reqs=[short, stream], extend_lens=[50, 1], prefix_lens=[0, 299], decoding_reqs=[stream], forward_iter=1
     )
-    parts = list(me.parts(plan, Lines([short], [], []), beside=True))
+    parts = list(me.parts(plan, Queues([short], [], []), beside=True))
     assert [(p.cls, p.carries) for p in parts] == [(SHORT, True), (LONG, False)]
     me.record_build(parts[0], mixed, plan, None, [], 1.0, sliced=True)
     built = me.take_next()

@@ -60,7 +60,7 @@ def test_row_counts_hold_what_the_products_hold(lengths: list[int], batches: lis
 @given(sizes, sizes, st.integers(1, 5000))
 def test_the_fine_ladder_pads_a_quarter_at_most(lengths: list[int], batches: list[int], tokens: int) -> None:
     made = ladder(graph_lengths=lengths, graph_batches=batches, tokens=1 << 20)
-    found = made.holding(tokens)
+    found = made.fitting_rows(tokens)
     if tokens > made.rows[-1]:
         assert found is None
     elif found is None:
@@ -72,11 +72,11 @@ def test_the_fine_ladder_pads_a_quarter_at_most(lengths: list[int], batches: lis
 
 def test_no_graph_is_padded_to_more_than_twice() -> None:
     coarse = ladder(graph_strategy="memory")
-    assert [coarse.holding(n) for n in (3, 4, 8, 9, 17, 1024, 1025, 2048, 2049)] == [
+    assert [coarse.fitting_rows(n) for n in (3, 4, 8, 9, 17, 1024, 1025, 2048, 2049)] == [
         None, 8, 8, 16, 32, 1024, 2048, 2048, None,
     ]  # fmt: skip
     sparse = ladder(graph_strategy="memory", graph_lengths=[8, 256], graph_batches=[1])
-    assert [sparse.holding(n) for n in (8, 9, 127, 128, 256)] == [8, None, None, 256, 256]
+    assert [sparse.fitting_rows(n) for n in (8, 9, 127, 128, 256)] == [8, None, None, 256, 256]
 
 
 def test_the_server_bounds_the_ladder() -> None:
@@ -92,7 +92,7 @@ def test_the_server_bounds_the_ladder() -> None:
 
 
 def test_l_and_b_admit_and_the_table_decides() -> None:
-    made = ladder(graph_lengths=[32], graph_batches=[4]).timed({8: (1.0, 2.0), 16: (2.0, 1.0), 24: (1.0, 1.0)})
+    made = ladder(graph_lengths=[32], graph_batches=[4]).with_times({8: (1.0, 2.0), 16: (2.0, 1.0), 24: (1.0, 1.0)})
     assert made.faster == {16}
     assert [made.admits(new) for new in ([32], [33], [1, 1, 1, 1], [1] * 5, [])] == [True, False, True, False, False]
     assert made.choose([4, 4]) == (None, "slower")
@@ -111,6 +111,6 @@ def test_a_row_count_is_timed_with_a_batch_it_serves(lengths: list[int], batches
         assert len(new) == math.ceil(sum(new) / made.length)
         assert max(new) - min(new) <= 1
         if made.length * made.slots >= rows:
-            assert made.holding(sum(new)) == rows
+            assert made.fitting_rows(sum(new)) == rows
             assert sum(new) == (max(below + 1, rows // PADDING) + rows) // 2
         below = rows

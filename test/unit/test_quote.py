@@ -220,7 +220,7 @@ def test_outcomes_are_counted_and_a_broken_bound_is() -> None:
     assert me.record_outcome(10.0 + quoted.median_s - 0.5, quoted) == "inside"
     assert me.record_outcome(11.0 + quoted.bound_s, quoted) == "above"
     assert me.counts[LONG] == {"inside": 1, "below": 0, "above": 1}
-    assert me.broken == 1
+    assert me.beyond_bound == 1
     found = me.state(11.0, Device(), whole=True)
     assert found is not None
     assert found.before_s == 0.5

@@ -58,7 +58,7 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     core, clock = made()
     reqs = queue(100, 5000)
     clock.now = 10.25
-    lines = core.lines(reqs, None)
+    queues = core.view_queues(reqs, None)
     short, long = (r.laps_tag.quoted for r in reqs)
     assert (short.cls, long.cls) == (SHORT, LONG)
     assert short.waited_s == 0.25
@@ -66,7 +66,7 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     assert long.bound_s > long.high_s > long.median_s > long.low_s > 0.25
     assert len(core.quoter.backlog) == 2
     flight = core.record_build(
-        Part(SHORT, [reqs[0]]), batch(reqs[0]), Plan((SHORT,), (0,)), None, lines.begun, clock.now, sliced=False
+        Part(SHORT, [reqs[0]]), batch(reqs[0]), Plan((SHORT,), (0,)), None, queues.begun, clock.now, sliced=False
     )
     assert len(core.quoter.backlog) == 1
     flight.started, flight.done = 10.25, 10.26
@@ -79,9 +79,9 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
 def test_one_that_was_aborted_is_no_outcome() -> None:
     core, clock = made()
     reqs = queue(100, 120)
-    lines = core.lines(reqs, None)
+    queues = core.view_queues(reqs, None)
     part = Part(SHORT, reqs)
-    flight = core.record_build(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, lines.begun, clock.now, sliced=False)
+    flight = core.record_build(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, queues.begun, clock.now, sliced=False)
     reqs[0].to_finish = FINISH_ABORT()
     core.record_result(flight, 10.1)
     assert sum(core.quoter.counts[SHORT].values()) == 1
@@ -90,11 +90,11 @@ def test_one_that_was_aborted_is_no_outcome() -> None:
 def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
     core, _ = made()
     (req,) = reqs = queue(20_000)
-    lines = core.lines(reqs, None)
+    queues = core.view_queues(reqs, None)
     whole_s = sum(s.seconds for s in core.quoter.backlog.long)
     part = SimpleNamespace(reqs=[req], extend_lens=[8192], prefix_lens=[0], decoding_reqs=None)
     core.record_build(
-        Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, lines.begun, 10.0, sliced=False
+        Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, queues.begun, 10.0, sliced=False
     )
     left_s = sum(s.seconds for s in core.quoter.backlog.long)
     assert 0.0 < left_s < whole_s
@@ -103,9 +103,9 @@ def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
 def test_the_aborted_are_forgotten() -> None:
     core, _ = made()
     reqs = queue(*[100] * 20, 9000)
-    core.lines(reqs, None)
+    core.view_queues(reqs, None)
     assert len(core.quoter.backlog) == 21
-    core.lines(reqs[3:7], None)
+    core.view_queues(reqs[3:7], None)
     assert len(core.quoter.backlog) == 4
     assert core.quoter.backlog.short.requests == 4
 
@@ -116,10 +116,10 @@ def test_what_the_prefix_cache_holds_meanwhile_does_not_wait() -> None:
     pacer = Pacer(config, chunk_tokens=8192, layers=28, model=KNOWN.model())
     core = QuotedCore(config, pacer, Classes(config, 256, lambda _: found[0], clock), guaranteed=True, clock=clock)
     reqs = queue(9000)
-    core.lines(reqs, None)
+    core.view_queues(reqs, None)
     first = reqs[0].laps_tag.quoted
     found[0], core.classes.batches = 8900, 1
-    core.lines(reqs, None)
+    core.view_queues(reqs, None)
     assert core.quoter.backlog.short.tokens == 100
     assert reqs[0].laps_tag.quoted is first, "quoted once"
 
@@ -128,7 +128,7 @@ def test_one_that_was_retracted_is_not_quoted_again() -> None:
     core, _ = made()
     reqs = queue(300)
     reqs[0].retraction_count = 1
-    core.lines(reqs, None)
+    core.view_queues(reqs, None)
     assert reqs[0].laps_tag.quoted is None
 
 
@@ -137,7 +137,7 @@ def test_one_that_was_retracted_is_not_quoted_again() -> None:
 
 def status(*sizes: int) -> dict[str, Any]:
     core, clock = made(cached=40)
-    core.lines(queue(*sizes), None)
+    core.view_queues(queue(*sizes), None)
     said = {"enabled": True, **core.quotes(clock.now)}
     sent: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said))
     return sent

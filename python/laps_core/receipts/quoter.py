@@ -63,7 +63,7 @@ class Quoter:
         self.calibration = Calibration()
         self.counts: dict[ClassName, dict[Side, int]] = {c: {"inside": 0, "below": 0, "above": 0} for c in CLASSES}
         """Number of outcomes so far."""
-        self.broken = 0
+        self.beyond_bound = 0
         """Number of outcomes that were longer than their bound."""
         self._before_s: float | None = None
         self._longest_short_s = 0.0
@@ -116,7 +116,7 @@ class Quoter:
         side = side_of(measured_s, quoted.low_s, quoted.high_s)
         self.calibration.observe(quoted.cls, quoted.kind, quoted.seconds, took_s, side)
         self.counts[quoted.cls][side] += 1
-        self.broken += quoted.bound_s is not None and measured_s > quoted.bound_s
+        self.beyond_bound += quoted.bound_s is not None and measured_s > quoted.bound_s
         return side
 
     # -- state

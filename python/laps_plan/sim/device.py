@@ -22,7 +22,7 @@ class Device:
         self._ladder: Ladder | None = None
         if graphs is not None and profile.graph_fixed_s is not None:
             ladder = Ladder.of(graphs, tokens=MOST_ROWS, length=max(graphs.graph_lengths), slots=1 << 20)
-            self._ladder = ladder and ladder.timed({n: self._times(ladder.sample(n), n) for n in ladder.rows})
+            self._ladder = ladder and ladder.with_times({n: self._times(ladder.sample(n), n) for n in ladder.rows})
         self._spread = list(profile.spread)
         self._rng = random.Random(seed)
 

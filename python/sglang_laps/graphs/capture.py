@@ -57,7 +57,7 @@ def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]
         return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no message'}"
     finally:
         runner.prefill_cuda_graph_runner = stock
-    ladder = group.broadcast_object(ladder.timed(times))
+    ladder = group.broadcast_object(ladder.with_times(times))
     cost = {"capture_s": round(made.capture_time, 3), "capture_mib": round(made.memory_usage_gb * 1024, 1)}
     faster = ", ".join(map(str, sorted(ladder.faster))) or "none, the stock path is faster"
     logger.info("LAPS graphs: %d row counts captured (%s); replayed: %s.", len(ladder.rows), cost, faster)
