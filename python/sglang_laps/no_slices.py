@@ -68,7 +68,6 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
         (ranks_meet and not together, "data-parallel ranks synchronize in every layer and do not plan together"),
         (not (spec.is_none() or spec.is_eagle() or spec.is_standalone()), f"speculative decoding with {spec.name}"),
-        (scheduler.is_hybrid_ssm and scheduler.enable_hierarchical_cache, "states are loaded from the host"),
         (scheduler.enable_unified_memory, "--enable-unified-memory moves KV while a pass is paused"),
         (parallel.enable_kv_cache_sharding, "--enable-kv-cache-sharding fetches prefixes layer by layer"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),

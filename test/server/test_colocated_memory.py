@@ -17,7 +17,7 @@ from benchmark.rig import devices
 
 from .colocated import EVERY_PAUSE, LOOPS, Asked, at_once, mixed, must_be_right
 from .slicing import SHAPE
-from .test_slices_features import HICACHE
+from .test_slices_features import HICACHE, PAGES
 
 RUNNING = 6
 SETUPS = tuple(
@@ -30,7 +30,14 @@ SETUPS = tuple(
     )
     for name, flags in LOOPS.items()
 )
-pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
+STATES = Setup(
+    "colocated-memory-states",
+    (*LAPS, *EVERY_PAUSE, *HICACHE, *PAGES),
+    devices.with_path({}, PLUGIN),
+    "qwen3next",
+    mode="null",
+)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("clean")]
 
 
 def steps_in_pauses(prefill: Prefill) -> int:
@@ -51,6 +58,7 @@ async def until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int
     return most
 
 
+@on(*SETUPS, STATES)[0]
 def test_prefixes_come_back_from_the_host_while_streams_go_on(prefill: Prefill, reference: Reference) -> None:
     before = steps_in_pauses(prefill)
 
@@ -76,6 +84,7 @@ def test_prefixes_come_back_from_the_host_while_streams_go_on(prefill: Prefill, 
     until_seen(once, "a step runs in a pause")
 
 
+@on(*SETUPS)[0]
 @pytest.mark.parametrize("streaming", [False, True])
 def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference: Reference, streaming: bool) -> None:
     before = steps_in_pauses(prefill)
@@ -116,6 +125,7 @@ def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference:
     until_seen(once, "a step runs in a pause")
 
 
+@on(*SETUPS)[0]
 def test_no_more_requests_run_than_may(prefill: Prefill, reference: Reference) -> None:
     """The limit counts short batches in a pause together with paused and decoded requests."""
     asked = mixed(6, 30, f"limit-{prefill.setup.name}", 1.0)

@@ -7,20 +7,27 @@ import random
 from typing import Any
 
 import http_load as load
+import pytest
 from rounds import until_seen
-from served import NORMAL_LOOP, Prefill, Reference, ids, on
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 
-from .slicing import ask, came_amid, post, preemptions, setup, until_slices_run
+from .slicing import CACHED, EVERY_LAYER, ask, came_amid, post, preemptions, setup, until_slices_run
 
 HICACHE = (
     "--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-io-backend", "direct",
     "--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through",
 )  # fmt: skip
-POOL = 16384
+POOL, SLOTS = 16384, 60
 MORE = (*HICACHE, "--enable-priority-scheduling", "--grammar-backend", "xgrammar", "--max-total-tokens", str(POOL))
-pytestmark = on(setup("features-normal", *MORE, *NORMAL_LOOP), setup("features-overlap", *MORE))
+SETUPS = (setup("features-normal", *MORE, *NORMAL_LOOP), setup("features-overlap", *MORE))
+PAGES = ("--hicache-mem-layout", "page_first_direct", "--max-mamba-cache-size", str(SLOTS))
+ROOM = ("--max-total-tokens", str(POOL), "--chunked-prefill-size", "4096")
+STATES = Setup("features-states", (*LAPS, *EVERY_LAYER, *HICACHE, *PAGES, *ROOM), CACHED, "qwen3next")
+"""Server of a model with linear attention: its states return from the host with the KV of its other layers."""
+pytestmark = pytest.mark.usefixtures("clean")
 
 
+@on(*SETUPS, STATES)[0]
 def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Prefill, reference: Reference) -> None:
     before = preemptions(prefill)
 
@@ -52,13 +59,28 @@ def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Pr
     prefill.all_tokens_are_free()
 
 
-async def leave_the_device(http: Any, prefill: Prefill, seed: int) -> None:
-    """Send more tokens than the device holds, so that earlier prefixes remain on the host only."""
-    for i in range(POOL // 3000 + 1):
-        assert (await post(http, prefill, ask(ids(seed + i, 3000))))[0] == 200
+async def leave_the_device(http: Any, prefill: Prefill, seed: int, *, states: bool = False) -> None:
+    """Send more tokens than the device holds, so that earlier prefixes remain on the host only. ``states``: send more
+    prompts than it has states for, so that only states leave."""
+    count, tokens = (SLOTS, 65) if states else (POOL // 3000 + 1, 3000)
+    for i in range(count):
+        assert (await post(http, prefill, ask(ids(seed + i, tokens))))[0] == 200
 
 
+@on(*SETUPS, STATES)[0]
 def test_a_prefix_that_comes_back_for_the_paused_batch_is_waited_for(prefill: Prefill, reference: Reference) -> None:
+    share_a_prefix_that_comes_back(prefill, reference)
+
+
+@on(STATES)[0]
+def test_states_that_come_back_for_the_paused_batch_are_waited_for(prefill: Prefill, reference: Reference) -> None:
+    """The device still has the KV of the other layers."""
+    share_a_prefix_that_comes_back(prefill, reference, states=True)
+
+
+def share_a_prefix_that_comes_back(prefill: Prefill, reference: Reference, *, states: bool = False) -> None:
+    """Send short requests with the prefix that is being loaded for the paused batch. ``states``: of the prefix, only
+    states have left the device."""
     before = preemptions(prefill)
 
     def once(i: int) -> bool:
@@ -69,7 +91,7 @@ def test_a_prefix_that_comes_back_for_the_paused_batch_is_waited_for(prefill: Pr
         async def scenario() -> list[Any]:
             async with load.session() as http:
                 assert (await post(http, prefill, ask(document)))[0] == 200
-                await leave_the_device(http, prefill, seed + 10)
+                await leave_the_device(http, prefill, seed + 10, states=states)
                 running = asyncio.ensure_future(post(http, prefill, ask(long)))
                 await until_slices_run(http, prefill, running)
                 return [*[await post(http, prefill, ask(prompt)) for prompt in shorts], await running]
@@ -82,6 +104,7 @@ def test_a_prefix_that_comes_back_for_the_paused_batch_is_waited_for(prefill: Pr
     until_seen(once, "a batch preempts")
 
 
+@on(*SETUPS)[0]
 def test_grammars_of_what_is_paused_and_of_what_preempts(prefill: Prefill) -> None:
     """Each grammar masks its own request's token, whatever batch ran in between."""
     wanted = {"[0-9]{4}": str.isdigit, "[a-z]{4}": str.islower, "[A-Z]{4}": str.isupper}
@@ -106,6 +129,7 @@ def test_grammars_of_what_is_paused_and_of_what_preempts(prefill: Prefill) -> No
     until_seen(once, "a batch preempts")
 
 
+@on(*SETUPS)[0]
 def test_nothing_of_lower_priority_preempts(prefill: Prefill, reference: Reference) -> None:
     def first_of(long: int, short: int, seed: int) -> str:
         """Return which request was answered first: a running long prompt or a short prompt that arrived meanwhile.

@@ -113,6 +113,37 @@ def transfer_kv_direct(
     current_stream().put(copy)
 
 
+def to_host_pages(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy the tokens at these indices into pages [pages, layers, page_size, ...]; the layers of each target follow one
+    another in ``src_ptrs``. At once: SGLang keeps states on the device until their copy is done, and has few slots."""
+    layers, page, place = len(src_ptrs) // len(dst_ptrs), dst_indices // page_size, dst_indices % page_size
+
+    def copy() -> None:
+        for i, src in enumerate(src_ptrs):
+            dst_ptrs[i // layers][page, i % layers, place] = src[src_indices]
+
+    current_stream().put(copy)
+
+
+def from_host_pages(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """Copy one layer of the tokens at these indices out of pages [pages, layers, page_size, ...]."""
+    layers = [src[:, layer_id].flatten(0, 1) for src in src_ptrs]
+    transfer_kv_direct(layers, dst_ptrs, src_indices, dst_indices, page_size)
+
+
 def host_memory(dims: tuple[int, ...], dtype: torch.dtype, *_: object, **__: object) -> torch.Tensor:
     """Return the buffer of the host tier, without registering it with a driver."""
     return torch.empty(dims, dtype=dtype)
@@ -124,11 +155,14 @@ def load() -> None:
         return
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
-    from sglang.srt.mem_cache.pool_host import base, mha
+    from sglang.srt.mem_cache.pool_host import base, mamba, mha
 
     device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
     cache_controller.device_module = l2_transfer.device_module = device
     # By default 10 GiB of the machine must stay free, but concurrent tests can use this memory.
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     mha.transfer_kv_direct = transfer_kv_direct
+    for pool in (mha, mamba):
+        pool.transfer_kv_all_layer_direct_lf_pf = to_host_pages
+        pool.transfer_kv_per_layer_direct_pf_lf = from_host_pages
     mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
