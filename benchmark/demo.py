@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 
 from laps_plan.pictures import distributions
@@ -20,8 +21,8 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import chain_conversations
 
 from benchmark.load import Answer, Prompts, client
-from benchmark.results import KINDS, QUANTILES, Column, Command, Comparison, Parser, Piece, brief, curve, positive
-from benchmark.results.comparison import FAILED
+from benchmark.results import FAILED, Column, Command, Comparison, Parser, Piece, positive, take_turns
+from benchmark.results.metrics import KINDS, QUANTILES, brief, curve, ttft_paths
 from benchmark.rig import BUILT_IN, CPU, DEVICES, FCFS, LAPS, Fleet, servers
 
 SESSIONS = 3
@@ -34,13 +35,13 @@ PICTURE = "ttft.png"
 PATIENCE_S = 60.0
 """Longest wait for answers after the last request of a round (seconds). A document takes a second."""
 NAMES = (LAPS, FCFS)
-ORDER = (LAPS, FCFS, FCFS, LAPS)
-"""Order of the rounds. They are short, so that half a minute of other work on the machine disturbs both variants."""
+"""Variants. Their rounds are short, so that half a minute of other work on the machine disturbs both."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
 COLUMNS = (
-    *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
-    Column("requests/s", ("rps",), ".2f"), FAILED,
-)  # fmt: skip
+    *starmap(Column, ttft_paths(*QUANTILES).items()),
+    Column("requests/s", ("rps",), ".2f"),
+    FAILED,
+)
 
 
 def turns(user: int, rng: random.Random, span_s: float) -> Iterator[Job]:
@@ -87,8 +88,6 @@ def options(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> Piece:
     """Run the rounds."""
-    rounds: dict[str, list[list[Answer]]] = {name: [] for name in NAMES}
-    order, say = ORDER * args.rounds, args.say
     for i, name in enumerate(NAMES if args.port else ()):
         servers.require_free(args.port + i, f"router ({name})")
 
@@ -96,19 +95,21 @@ def run(args: argparse.Namespace) -> Piece:
         return Prompts(DEVICE.vocabulary, seed, DEVICE.longest, reuse=True, prefill_only=False, answer=ANSWER_TOKENS)
 
     found = [BUILT_IN[name] for name in NAMES]
-    with Fleet(DEVICE, found, prompts(args.seed), args.out, say, True, True, args.port) as fleet:
-        say("measuring a lone document")
+    with Fleet(DEVICE, found, prompts(args.seed), args.out, args.say, True, True, args.port) as fleet:
+        args.say("measuring a lone document")
         lone = prompts(args.seed).bodies([Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 4, args.seed)
         took = [asyncio.run(client.one_by_one(fleet.target(name), lone))[1:] for name in NAMES]
         rate = args.utilisation / min(map(statistics.median, took))
-        for i, name in enumerate(order):
-            say(f"round {i + 1} of {len(order)}, {name}")
+
+        def once(i: int, name: str) -> list[Answer]:
             # Both variants get the same prompts, which no earlier round had.
-            load, seed = jobs(args.seed + i // 2, args.seconds, rate), 1000 * args.seed + i // 2
-            bodies = prompts(seed).bodies(load, seed)
+            load = jobs(args.seed + i, args.seconds, rate)
+            bodies = prompts(1000 * args.seed + i).bodies(load, 1000 * args.seed + i)
             answers = asyncio.run(client.replay(fleet.target(name), load, bodies, PATIENCE_S))
             require_answers(answers, name, fleet.log(name).parent)
-            rounds[name].append(answers)
+            return answers
+
+        rounds = take_turns(NAMES, 2 * args.rounds, once, args.say)
     seen = {name: [a for answers in of for a in answers] for name, of in rounds.items()}
     result = {}
     for name, of in rounds.items():

@@ -18,11 +18,11 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import Answer, Route, client
-from benchmark.results import Bar, Column, Comparison, Figure, Table, quantile, ratio
+from benchmark.results import Bar, Column, Comparison, Figure, Table, quantile, ratio, ttft_paths
 from benchmark.rig import SMALL, SPF, Fleet
 
 PATIENCE_S = 60.0
-KEYS = ("short P50", "short P90", "long P50", "long P90")
+KEYS = tuple(ttft_paths(50, 90))
 MEAN, SLOWDOWN, RATE, TOKENS = "mean", "mean slowdown", "requests/s", "tokens/s"
 FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
 """Formats and factors of figures. All other figures are times, shown in ms."""

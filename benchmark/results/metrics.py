@@ -49,6 +49,11 @@ def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
     return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
 
 
+def ttft_paths(*of: int) -> dict[str, tuple[str, ...]]:
+    """Return the paths of these TTFT quantiles (ms) in the figures of a round, by their names in tables."""
+    return {f"{kind} P{q}": (kind, f"p{q}_ms") for kind in KINDS for q in of}
+
+
 def quantiles(answers: Sequence[Answer], kind: str) -> dict[str, float]:
     """Return the TTFT quantiles of one class: p50_ms, p90_ms, p99_ms."""
     ttft = ttft_ms(answers, kind)

@@ -13,8 +13,6 @@ STOCK = (FCFS, "hrrn", SPF)
 SMALL = f"{SPF}-2048"
 """Best stock setting without a latency model: small chunks, shortest prompts first."""
 DUAL, LAPS, GRAPHS, PAPER = "laps-dual", "laps", "laps-graphs", "laps-paper"
-SILENT = "laps-no-receipts"
-"""LAPS without receipts, which say what each request waited for."""
 ON = "--enable-laps-scheduler"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
@@ -44,7 +42,6 @@ BUILT_IN = {
         Variant(DUAL, (ON,), knobs={"wait_window_ms": 0.0}),
         Variant(LAPS, (ON,)),
         Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),
-        Variant(SILENT, (ON,), knobs={"receipts": False}),
         Variant(PAPER, (ON,), knobs={"preset": "paper"}),
     )
 }

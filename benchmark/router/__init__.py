@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 from benchmark.load import Target
-from benchmark.results import KINDS, Column, Comparison
+from benchmark.results import Column, Comparison, ttft_paths
 from benchmark.rig import BUILT_IN, Device, flush, servers
 
 STOCK, LAPS = "stock", "laps"
@@ -27,9 +28,7 @@ BY_KEY = {
     "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
 }
 """Gateway policies that use the header KEYED."""
-TTFT = tuple(
-    Column(f"{kind} {name}", (kind, key)) for kind in KINDS for name, key in (("P50", "p50_ms"), ("P90", "p90_ms"))
-)
+TTFT = tuple(starmap(Column, ttft_paths(50, 90).items()))
 """Columns of TTFT (ms)."""
 
 

@@ -17,8 +17,6 @@ of a workload share them, and hold histories that are older than the load.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,11 +27,10 @@ from laps_plan.traffic import named
 
 from benchmark.load import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
-from benchmark.rig import CUDA, Device, Fleet, devices, model, variants
+from benchmark.rig import CUDA, FCFS, Device, Fleet, devices, model, variants
 from benchmark.serve import tables
 from benchmark.serve.compare import BLOCK, BLOCKS, SIMULATED, Bench, Compared, Points, Settings, simulated
 
-BASE = variants.FCFS
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Clients of closed loops."""
 LONG_CHUNKS = 4
@@ -49,7 +46,6 @@ def options(p: Parser) -> None:
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
     words = "a variant of your own; repeatable"
     p.add_argument("--variant", action="append", default=[], metavar="NAME='[VARIABLE=VALUE] ARGS'", help=words)
-    p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
     p.add_argument(
         "--capacity", type=positive, metavar="RATE", help="capacity, requests/s (measured; simulated if emulated)"
@@ -67,35 +63,18 @@ def check_arguments(args: argparse.Namespace) -> None:
     given = [variants.given(text) for text in args.variant]
     names = args.variants.split(",") if args.variants else list(device.variants)
     found = variants.chosen(names, given, cuda=device.name == CUDA)
-    names = [v.name for v in found]
-    if args.against and args.against not in names:
-        raise ValueError(f"--against {args.against!r} is not among the variants: {', '.join(names)}")
-    args.variants, args.against = found, base_of(names, args.against)
+    args.variants, args.base = found, base_of([v.name for v in found])
 
 
-def base_of(names: Sequence[str], wanted: str | None) -> str:
-    """Return the variant that the other variants are compared with."""
-    return wanted or (BASE if BASE in names else names[0])
-
-
-def write_requests(compared: Compared, path: Path) -> None:
-    """Write every request: variant, round, time, class, tokens, TTFT."""
-    with gzip.open(path, "wt", encoding="utf-8", newline="") as f:
-        out = csv.writer(f)
-        out.writerow(("variant", "round", "sent_s", "kind", "new_tokens", "cached_tokens", "ttft_ms"))
-        for name, rounds in compared.answers.items():
-            for i, answers in enumerate(rounds):
-                for a in answers:
-                    ttft = "" if a.ttft_s is None else f"{a.ttft_s * 1e3:.3f}"
-                    out.writerow((name, i, f"{a.sent_s:.4f}", a.job.kind, a.job.new, a.job.cached, ttft))
+def base_of(names: Sequence[str]) -> str:
+    """Return the variant that the other variants are compared with: fcfs, or the first."""
+    return FCFS if FCFS in names else names[0]
 
 
 def piece_of_open(
     name: str, compared: Compared, workload: named.Workload, base: str, settings: Settings, how: str, out: Path
 ) -> Piece:
-    """Return tables, ratios and the picture of a comparison; writes ``requests.csv.gz`` beside them."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_requests(compared, out / "requests.csv.gz")
+    """Return tables and ratios of a comparison; draws its picture in ``out``."""
     seen = {name: [a for answers in rounds for a in answers] for name, rounds in compared.answers.items()}
     curves = {kind: {n: curve(answers, kind) for n, answers in seen.items()} for kind in KINDS}
     title, picture = f"{workload.name} at {settings.utilisation:.0%} of capacity", f"{name}.svg"
@@ -164,16 +143,16 @@ def run(
             if device.emulated:
                 measured = simulated(device, workload, settings)
             else:
-                measured = bench.measure(base_of(names, None), workload, lone)
+                measured = bench.measure(args.base, workload, lone)
             lone = measured.lone
             seen = bench.run(workload, measured)
             done(seen)
-            yield piece_of_open(prefix + name, seen, workload, args.against, settings, how, out), out
+            yield piece_of_open(prefix + name, seen, workload, args.base, settings, how, out), out
 
 
 def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Path) -> Piece:
     """Return tables, ratios and the picture of closed loops."""
-    over, figures = tables.closed(points, args.against, variants.LAPS if args.against == BASE else None)
+    over, figures = tables.closed(points, args.base)
     panels = {
         label: tables.medians(points, key)
         for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))

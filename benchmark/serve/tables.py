@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import starmap
 
-from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
+from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio, ttft_paths
 from benchmark.rig import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import Compared, Points
 
 RATIOS = {
-    **{f"{kind} P{q} TTFT": (kind, f"p{q}_ms") for kind in KINDS for q in (50, 90)},
+    **{f"{name} TTFT": path for name, path in ttft_paths(50, 90).items()},
     "mean TTFT": ("mean_ms",),
     "mean slowdown": ("slowdown_mean",),
     "requests/s": ("requests_per_s",),
@@ -20,7 +21,7 @@ RATIOS = {
 OVER_FCFS = "long P90 TTFT"
 """Ratio that is judged against fcfs. All other ratios are judged against the best stock policy in that figure."""
 RESULTS = (
-    *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
+    *starmap(Column, ttft_paths(*QUANTILES).items()),
     Column("mean", ("mean_ms",)),
     Column("mean slowdown", ("slowdown_mean",), ".1f"),
     Column("requests/s", ("requests_per_s",), ".1f"),
@@ -93,8 +94,8 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
     return [f for f in figures if not math.isnan(f.value)]
 
 
-def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], list[Figure]]:
-    """Return tables of closed loops, and ratios over ``base``. The ratios of the variant ``judged`` have bars."""
+def closed(points: Points, base: str) -> tuple[list[Table], list[Figure]]:
+    """Return tables of closed loops, and ratios over ``base``. Those of LAPS over fcfs have bars."""
     tables, compared, names = [], [], list(next(iter(points.values())))
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
         rows = [
@@ -103,7 +104,7 @@ def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], 
         tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
     for name in (name for name in names if name != base):
         rates = {n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items()}
-        bar = bars.CLOSED_WORST if name == judged else None
+        bar = bars.CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
         compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
         if bar:
             top = max(r.median for r in rates.values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,11 +42,8 @@ def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path)
     piece = run(prefill, *load, "--out", str(tmp_path))
     figures = piece.data["rounds"][LAPS][0]
     assert figures["failed"] == 0
-    with gzip.open(tmp_path / "requests.csv.gz", "rt", newline="") as f:
-        seen = list(csv.DictReader(f))
-    assert len(seen) == figures["short"]["requests"] + figures["long"]["requests"] > 0
-    assert {r["new_tokens"] for r in seen if r["kind"] == "long"} <= {"1024"}
-    assert all(float(r["ttft_ms"]) > 0 for r in seen)
+    assert figures["short"]["requests"] + figures["long"]["requests"] > 0
+    assert figures["mean_ms"] > 0
     # The server has counted at least these requests; further ones measured the machine.
     after = prefill.totals()
     for kind in ("short", "long"):

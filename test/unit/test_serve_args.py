@@ -24,7 +24,6 @@ CPU = ["--device", "cpu"]
         (["--variant", "fcfs=--x"], "built-in"),
         (["--variant", "mine"], "is not NAME='ARGS'"),
         (["--variant", "mine='"], "No closing quotation"),
-        (["--against", "nope"], "not among the variants"),
         (["--rounds", "0"], "--rounds: 0 is not positive"),
         (["--utilisation", "-1"], "--utilisation: -1 is not positive"),
         (["--longest", "100"], "at least 512"),
@@ -67,6 +66,5 @@ def test_servers_that_keep_prefixes_keep_the_variant_s_own_path() -> None:
 
 
 def test_the_base_is_fcfs_where_it_is_there() -> None:
-    assert serve.base_of(["laps", "fcfs"], None) == "fcfs"
-    assert serve.base_of(["laps", "hrrn"], None) == "laps"
-    assert serve.base_of(["laps", "fcfs"], "laps") == "laps"
+    assert serve.base_of(["laps", "fcfs"]) == "fcfs"
+    assert serve.base_of(["laps", "hrrn"]) == "laps"
