@@ -139,8 +139,7 @@ def server(name: str, args: argparse.Namespace) -> servers.Server:
         env = with_path({}, ROWS)
     if name == LAPS and tbt_ms is not None:
         flags += ["--laps-tbt-ms", str(tbt_ms)]
-    log = args.out / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
-    return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
+    return servers.colocated(checkpoint, servers.log_of(args.out, name), *flags, env=env, name=f"server ({name})")
 
 
 def run_rounds(

@@ -83,19 +83,16 @@ def options(p: Parser) -> None:
     p.add_argument(
         "--utilisation", type=positive, default=0.4, help="prefill server's share of time for documents (0.4)"
     )
-    p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ports)")
 
 
 def run(args: argparse.Namespace) -> Piece:
     """Run the rounds."""
-    for i, name in enumerate(NAMES if args.port else ()):
-        servers.require_free(args.port + i, f"router ({name})")
 
     def prompts(seed: int) -> Prompts:
         return Prompts(DEVICE.vocabulary, seed, DEVICE.longest, reuse=True, prefill_only=False, answer=ANSWER_TOKENS)
 
     found = [BUILT_IN[name] for name in NAMES]
-    with Fleet(DEVICE, found, prompts(args.seed), args.out, args.say, True, True, args.port) as fleet:
+    with Fleet(DEVICE, found, prompts(args.seed), args.out, args.say, pd=True, together=True) as fleet:
         args.say("measuring a lone document")
         lone = prompts(args.seed).bodies([Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 4, args.seed)
         took = [asyncio.run(client.one_by_one(fleet.target(name), lone))[1:] for name in NAMES]

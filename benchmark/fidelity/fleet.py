@@ -7,7 +7,6 @@ capacity. The simulator runs the same load, and closed loops. For the paper's cl
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,12 +21,13 @@ from laps_plan.traffic.streams import Closed, Trace
 
 from benchmark.fidelity import claims
 from benchmark.fidelity.compare import drawn, quantiles
-from benchmark.fidelity.policies import capacity, emulator, sizes
-from benchmark.load import Prompts, Target, client
+from benchmark.fidelity.policies import capacity, emulator
+from benchmark.load import Answer, Prompts
 from benchmark.results import FAILED, Column, Command, Comparison, Namespace, Parser, Piece, Table
 from benchmark.rig import FCFS, Device, devices, warm_up
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.router import LAPS, STOCK, site
+from benchmark.sim.loads import MIX
 
 BASE = "stock"
 WAYS = {
@@ -46,13 +46,9 @@ CYCLES = 400
 """Requests of each client in a closed loop: enough that even a prompt that is parked for long ends in the loop."""
 SLO_S = 0.4
 """TTFT objective of the paper (seconds), stretched like the device."""
-PATIENCE_S = 120.0
 RATES = (Column("over the SLO", ("over",), ".1%"), Column("requests/s", ("rate",), ".1f"))
-COLUMNS = (
-    *(Column(head, (key,), scale=1e3) for head, key in (("short P90", "short_p90"), ("long P90", "long_p90"))),
-    Column("mean", ("mean",), scale=1e3), *RATES, FAILED,
-)  # fmt: skip
-NAMES = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean", "rate": "requests/s"}
+TIMES = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean"}
+COLUMNS = (*(Column(head, (key,), scale=1e3) for key, head in TIMES.items()), *RATES, FAILED)
 Runs = dict[str, Any]
 """Way -> "open" or "closed" -> load or clients -> figure -> value; times in seconds."""
 
@@ -86,18 +82,17 @@ def measured(args: Namespace, loads: dict[str, list[Job]]) -> tuple[Runs, list[f
                 found[name] = {"open": {}}
                 for load, jobs in loads.items():
                     args.say(f"{name}, {float(load):.0%}")
-                    found[name]["open"][load] = _open(up.routers[router], prompts, jobs, args)
-                    up.flush()
+                    answers = up.replay(router, jobs, prompts.bodies(jobs, args.seed))
+                    found[name]["open"][load] = _open(answers, args.slo_s)
             lasted += [emulator(prefill)["lasted_over_profile"]["median"] for prefill in up.prefills]
     return found, lasted
 
 
-def _open(target: Target, prompts: Prompts, jobs: Sequence[Job], args: Namespace) -> dict[str, Any]:
-    answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, args.seed), PATIENCE_S))
+def _open(answers: Sequence[Answer], slo_s: float) -> dict[str, Any]:
     good = [(a, a.ttft_s) for a in answers if a.ttft_s is not None]
     new, ttft = [a.job.new for a, _ in good], [ttft_s for _, ttft_s in good]
     rate = len(good) / max(a.sent_s + ttft_s for a, ttft_s in good)
-    return figures(new, ttft, rate, args.slo_s, failed=len(answers) - len(good))
+    return figures(new, ttft, rate, slo_s, failed=len(answers) - len(good))
 
 
 def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
@@ -113,7 +108,7 @@ def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
             o = simulate(VARIANTS[variant], Trace(jobs), args.profile, router=router, **how)
             found[name]["open"][load] = figures(o.record.new, o.record.ttft, o.rate, slo_s)
         for clients in (n * args.servers for n in CLIENTS):
-            work = Closed(sizes(), clients, CYCLES * clients, args.seed)
+            work = Closed(MIX, clients, CYCLES * clients, args.seed)
             o = simulate(VARIANTS[variant], work, args.profile, router=router, **how)
             steady = o.steady(clients).require(f"{name}, simulated")
             more = {"fixed": o.batches * o.profile.coefficients.step_s / sum(o.busy_s), "steady": steady.as_dict()}
@@ -128,7 +123,7 @@ def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
         seen, simulated = (Comparison({name: [runs[name]["open"][load]] for name in ways}) for runs in (real, sim))
         title = f"At {float(load):.0%}: TTFT in ms, emulated / simulated"
         piece.tables.append(seen.table(title, "", COLUMNS, beside=simulated))
-        for key, words in NAMES.items():
+        for key, words in {**TIMES, "rate": "requests/s"}.items():
             ratio = real[ways[-1]]["open"][load][key] / real[BASE]["open"][load][key]
             piece.judge(f"at {float(load):.0%}, {words}, laps / stock", ratio)
     loops = Comparison({n: [{name: sim[name]["closed"][n] for name in ways}] for n in sim[BASE]["closed"]})
@@ -142,7 +137,7 @@ def run(args: Namespace) -> Piece:
     device: Device = args.device
     args.slo_s, args.profile = device.slow * SLO_S, Profile.load(device.laps["profile"])
     rate = args.servers * capacity(args.profile, device.chunk, args.seed)
-    loads = {f"{x:g}": drawn(sizes(), x * rate, args.seconds, f"{args.seed}/{x}") for x in LOADS}
+    loads = {f"{x:g}": drawn(MIX, x * rate, args.seconds, f"{args.seed}/{x}") for x in LOADS}
     real, lasted = measured(args, loads)
     sim = simulated(args, loads)
     text = (

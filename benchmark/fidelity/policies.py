@@ -17,7 +17,6 @@ from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS
 from laps_plan.sim.variants import run as simulate
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
@@ -26,6 +25,7 @@ from benchmark.load import Prompts, Target
 from benchmark.results import Column, Command, Comparison, Figure, Namespace, Parser, Piece, Table, bars, take_turns
 from benchmark.results.pictures import against
 from benchmark.rig import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Device, Fleet, Variant, devices, get_json
+from benchmark.sim.loads import MIX
 
 OTHERS = (*STOCK, SMALL)
 POLICIES = (*OTHERS, LAPS)
@@ -37,7 +37,6 @@ JUDGED = 0.7
 TRAINING_S = 15.0
 CLIENTS = 256
 """Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
-LONG_SHARE = 0.05
 STEPS = (
     Column("steps", ("steps",)), Column("median", ("lasted_over_profile", "median"), ".4f"),
     Column("P99", ("lasted_over_profile", "p99"), ".3f"), Column("overrun", ("overrun",)),
@@ -52,14 +51,9 @@ def options(p: Parser) -> None:
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
 
 
-def sizes() -> Sizes:
-    """Return the distribution of the load's prompt lengths."""
-    return mix(lmsys(256), log_uniform(1024, 8192), LONG_SHARE)
-
-
 def capacity(profile: Profile, chunk: int, seed: int) -> float:
     """Return the simulated capacity of stock fcfs (requests/s)."""
-    work = Closed(sizes(), CLIENTS, 4000, seed)
+    work = Closed(MIX, CLIENTS, 4000, seed)
     done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=True)
     return done.steady(CLIENTS).require(FCFS).requests_per_s
 
@@ -108,11 +102,11 @@ def run(args: Namespace) -> Piece:
         host = Host(known, device.chunk, LoneRequests.measure(fleet, LONE.name, args.seed))
         rate = capacity(host.profile(1.0), device.chunk, args.seed)
         args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
-        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
+        training = drawn(MIX, 0.6 * rate, TRAINING_S, f"{args.seed} training")
         trained = measure(fleet, FCFS, training, args.seed)["ttft"]
         for load in args.loads:
             count = args.rounds if load == JUDGED else 1
-            jobs = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
+            jobs = [drawn(MIX, load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
 
             def once(i: int, name: str, jobs: list[list[Job]] = jobs) -> Round:
                 return measure(fleet, name, jobs[i], args.seed + i)
@@ -134,7 +128,7 @@ def run(args: Namespace) -> Piece:
     against(shown, args.out / "emulated.svg")
     text = (
         f"Real prefill servers of this machine, SGLang's overlap loop, with {device.what}. "
-        f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
+        "95% LMSYS lengths up to 256 tokens, 5% of 1,024 to 8,192, Poisson, rounds of "
         f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
         f"{rate:.1f} requests/s (simulated). Chunks of {device.chunk} tokens. Host beside the device: "
         f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "

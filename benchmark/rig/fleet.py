@@ -39,8 +39,6 @@ class Fleet:
     """True for a router in front of each prefill server, and one decode server behind all of them."""
     together: bool | None = None
     """True if all servers run at the same time; None: if memory suffices."""
-    port: int | None = None
-    """Port of the first router; the other routers take the following ports. None: free ports."""
     _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _decode: servers.Server | None = None
@@ -83,7 +81,7 @@ class Fleet:
 
     def log(self, name: str) -> Path:
         """Return the path of a server's log."""
-        return self.out / "logs" / f"{name.replace(' ', '-')}.log"
+        return servers.log_of(self.out, name)
 
     def _stop(self) -> None:
         self._up.clear()
@@ -103,9 +101,8 @@ class Fleet:
         prefill.ready(self.device.start_s)
         front = prefill
         if self._decode:
-            port = None if self.port is None else self.port + list(self.variants).index(variant)
             log, name = self.log(f"router-{variant.name}"), f"router ({variant.name})"
-            front = servers.minilb([prefill], [self._decode], log, port=port, name=name)
+            front = servers.minilb([prefill], [self._decode], log, name=name)
             self._stack.enter_context(front).ready()
         self._up[variant.name] = Target(servers.HOST, front.port), Target(servers.HOST, prefill.port)
         warm_up(self._up[variant.name][0], self.prompts, self.device.longest)

@@ -177,6 +177,11 @@ class Server:
         self.stop()
 
 
+def log_of(out: Path, name: str) -> Path:
+    """Return the path of a server's log in a folder of results."""
+    return out / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
+
+
 def bearer(key: str | None) -> dict[str, str]:
     """Return the authorization header for ``key``."""
     return {"authorization": f"Bearer {key}"} if key else {}
@@ -237,13 +242,12 @@ def minilb(
     decodes: Sequence[Server],
     log: Path,
     *args: str,
-    port: int | None = None,
     module: str = "sglang_router.launch_router",
     name: str = "router",
     mini: bool = True,
 ) -> Server:
     """Return MiniLB (not started) for running servers; SGLang's Rust gateway if not ``mini``."""
-    port = port or free_port()
+    port = free_port()
     command = [sys.executable, "-m", module, "--pd-disaggregation", "--host", HOST, "--port", str(port)]
     for p in prefills:
         command += ["--prefill", p.url, str(p.bootstrap_port)]

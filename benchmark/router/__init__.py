@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 
-from benchmark.load import Target
+from laps_plan.traffic.job import Job
+
+from benchmark.load import Answer, Target, client
 from benchmark.results import Column, Comparison, ttft_paths
 from benchmark.rig import BUILT_IN, Device, flush, servers
 
@@ -24,6 +27,8 @@ POLICIES = {
 ALL = (STOCK, LAPS, *POLICIES)
 KEYED = "x-smg-routing-key"
 """Header with the client's session name, for the gateway's manual policy and for LAPS."""
+PATIENCE_S = 120.0
+"""Longest wait for answers after the last request of a round (seconds)."""
 BY_KEY = {
     "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
 }
@@ -45,7 +50,7 @@ def routers(
     """Return the routers called ``names`` (not started), in front of the same servers."""
     found = {}
     for name in names:
-        log = out / "logs" / f"router-{name.replace(', ', '-').replace(' ', '-')}.log"
+        log = servers.log_of(out, f"router-{name}")
         if policy := {**POLICIES, **BY_KEY}.get(name):
             found[name] = servers.gateway(prefills, decodes, log, *policy, name=name)
         else:
@@ -60,10 +65,12 @@ class Site:
     routers: dict[str, Target]
     prefills: list[Target]
 
-    def flush(self) -> None:
-        """Empty the prefix caches, so that no router profits from requests that came through another router."""
+    def replay(self, router: str, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[Answer]:
+        """Send jobs through a router. The prefix caches are empty at first, so that no router profits from requests
+        that came through another router."""
         for prefill in self.prefills:
             flush(prefill)
+        return asyncio.run(client.replay(self.routers[router], jobs, bodies, PATIENCE_S))
 
 
 @contextmanager
@@ -82,12 +89,9 @@ def site(
     """Run ``count`` prefill servers of a variant, a decode server, and the routers ``names`` in front of them.
     ``prefill``, ``decode``: further arguments. Raises ServerError."""
     args = ("--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[variant]), *prefill)
-    logs = out / "logs"
-    prefills = [
-        servers.prefill(checkpoint, logs / f"{variant}{i}.log", *args, env=device.env, name=f"{variant} {i}")
-        for i in range(count)
-    ]
-    behind = servers.decode(checkpoint, logs / f"decode-{variant}.log", *decode, env=device.env)
+    names_of = [f"{variant} {i}" for i in range(count)]
+    prefills = [servers.prefill(checkpoint, servers.log_of(out, n), *args, env=device.env, name=n) for n in names_of]
+    behind = servers.decode(checkpoint, servers.log_of(out, f"decode-{variant}"), *decode, env=device.env)
     up = routers(prefills, [behind], out / variant, names)
     say(f"starting {count} servers with {variant}")
     with servers.running(*prefills, behind, *up.values()):

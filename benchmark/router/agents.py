@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import statistics
@@ -15,7 +14,7 @@ from laps_plan.traffic import turns
 from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.turns import Turn
 
-from benchmark.load import Prompts, Target, client
+from benchmark.load import Prompts, Target
 from benchmark.results import FAILED, Column, Comparison, Figure, Namespace, Piece, bars, brief, take_turns
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.rig import Device, devices, model
@@ -30,7 +29,6 @@ PAUSE_S, TOKEN_S = 8.0, 0.01
 ANSWER_TOKENS = 2
 RUN_IN = 0.2
 """Share of a round before requests are counted, because sessions start one after another."""
-PATIENCE_S = 120.0
 DEVICE = "h200-qwen3-8b,slow=4"
 """Emulated device, slow enough that two cores keep up with several servers."""
 NAMED = "laps, sessions named"
@@ -109,9 +107,8 @@ def run(args: Namespace) -> Piece:
             jobs = arrivals(device.longest, args.share, count, seconds, profile, f"agents {i}")
             key = (KEYED, f"session-{i}-") if named else None
             bodies = prompts(device.longest, 1 + i).bodies(jobs, 1 + i, key)
-            up.flush()
             before = cached_tokens(up.prefills)
-            answers = asyncio.run(client.replay(up.routers[router], jobs, bodies, PATIENCE_S))
+            answers = up.replay(router, jobs, bodies)
             kept = (cached_tokens(up.prefills) - before) / kept_at_best(jobs)
             counted = [a for a in answers if a.job.at_s >= RUN_IN * seconds]
             mean_ms = 1e3 * statistics.fmean(a.ttft_s for a in counted if a.ttft_s is not None)

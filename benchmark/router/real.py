@@ -31,7 +31,6 @@ ANSWER_TOKENS = 4
 TURNS_PER_S = 4.0
 LONG_LOAD = 0.4
 """Share of all prefill servers' time that the documents take."""
-PATIENCE_S = 120.0
 
 
 def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list[Job]:
@@ -72,8 +71,7 @@ def run(args: Namespace) -> Piece:
 
         def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, documents_per_s, random.Random(2 + i))
-            up.flush()
-            return brief(asyncio.run(client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)))
+            return brief(up.replay(name, jobs, bodies(jobs, 1 + i)))
 
         seen = take_turns(names, args.rounds, once, args.say)
     where = device.what if own else "this machine"

@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmark.serve.command import main
+from benchmark.serve.command import COMMAND
 
-sys.exit(main())
+sys.exit(COMMAND.main())

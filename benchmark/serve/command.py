@@ -168,4 +168,3 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
 
 
 COMMAND = Command("benchmark.serve", __doc__, run, options, check_arguments, rounds=5, seed=1, seconds=10.0)
-main = COMMAND.main

@@ -143,7 +143,6 @@ def piece_of(seen: dict[str, Seen], device: Device, tokens: int, seed: int) -> P
 
 
 COMMAND = Command("./run bench slices", __doc__, run, options, out="slices", rounds=5, seed=1, every=True)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -208,7 +208,6 @@ def run(args: Namespace) -> Piece:
 
 
 COMMAND = Command("benchmark.sim.colocated", __doc__, run, options, out="sim-colocated", seed=0)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -72,7 +72,6 @@ def _row(found: list[quoting.Outcome]) -> tuple[str, ...]:
 
 
 COMMAND = Command("benchmark.sim.quotes", __doc__, run, options, out="sim-quotes", seed=0, every=True)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

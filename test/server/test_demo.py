@@ -1,9 +1,8 @@
-"""The demo: a brief run from end to end, an interrupt, a port in use, a server that hangs."""
+"""The demo: a brief run from end to end, an interrupt, a server that hangs."""
 
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -87,15 +86,3 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert "every server it started has been stopped" in told
     assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        s.listen()
-        port = s.getsockname()[1]
-        command = [*DEMO, "--out", str(tmp_path), "--port", str(port)]
-        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1
-    assert f"port {port} (for the router (laps)) is already taken" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from benchmark.sim import quotes as simulated
 
 def test_simulated_quotes_are_judged(tmp_path: Path) -> None:
     loads = ["--profiles", "h200-qwen3-8b", "--loads", "poisson", "--shares", "0.5"]
-    assert simulated.main([*loads, "--requests", "400", "--out", str(tmp_path)]) == 0
+    assert simulated.COMMAND.main([*loads, "--requests", "400", "--out", str(tmp_path)]) == 0
     piece = Piece.read(tmp_path)
     (row,) = piece.tables[0].rows
     assert row[0] == "h200-qwen3-8b, poisson 50%"

@@ -32,7 +32,7 @@ CPU = ["--device", "cpu"]
 )
 def test_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        serve.main([*CPU, *argv])
+        serve.COMMAND.main([*CPU, *argv])
     assert stop.value.code == 2
     err = capsys.readouterr().err
     assert told in err

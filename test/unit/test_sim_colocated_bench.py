@@ -52,7 +52,7 @@ def test_chats_have_answers_and_the_same_ones_for_everybody() -> None:
 def test_it_leaves_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colocated, "SPAN_S", 3.0)
     monkeypatch.setattr(colocated, "stock", lambda: [s for s in stock() if s.chunk == 8192])
-    assert colocated.main(["--models", "8b", "--requests", "60", "--out", str(tmp_path)]) == 0
+    assert colocated.COMMAND.main(["--models", "8b", "--requests", "60", "--out", str(tmp_path)]) == 0
     piece = json.loads((tmp_path / "piece.json").read_text())
     names = [figure["name"] for figure in piece["figures"]]
     assert all(name.startswith("8b: ") for name in names)

@@ -33,6 +33,6 @@ def test_blocking_time_is_what_a_short_request_waits_longer_than_alone() -> None
 @pytest.mark.parametrize("argv", [["--rounds", "0"], ["--tokens", "100"]])
 def test_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        slices.main(argv)
+        slices.COMMAND.main(argv)
     assert stop.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
