@@ -69,6 +69,10 @@ class Comparison:
         """Return one figure of a variant, round by round."""
         return [float(reduce(getitem, path, one)) for one in self.rounds[name]]  # type: ignore[arg-type]
 
+    def by_figure(self, name: str) -> dict[str, list[Any]]:
+        """Return the values of all rounds of a variant, by the outermost name of a figure."""
+        return {key: [one[key] for one in self.rounds[name]] for key in self.rounds[name][0]}
+
     def median(self, name: str, *path: str) -> float:
         """Return the median of a figure over the rounds."""
         return statistics.median(self.values(name, *path))

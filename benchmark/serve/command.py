@@ -153,8 +153,9 @@ def run(
 def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Path) -> Piece:
     """Return tables, ratios and the picture of closed loops."""
     over, figures = tables.closed(points, args.base)
+    names = [variant.name for variant in args.variants]
     panels = {
-        label: tables.medians(points, key)
+        label: {name: [at.median(name, key) for at in points.values()] for name in names}
         for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
     }
     pictures.lines(list(points), panels, "clients", out / "closed.svg", title="Closed loop of LMSYS lengths")
@@ -163,7 +164,7 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
         f"answered. {how} {args.rounds} rounds."
     )
     captions = {"closed.svg": "Requests/s and TTFT P90 over the number of clients."}
-    data = {"points": {str(n): at for n, at in points.items()}}
+    data = {"points": {str(n): {name: at.by_figure(name) for name in names} for n, at in points.items()}}
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
 
 

@@ -38,8 +38,8 @@ SLO_FACTOR = 10.0
 """A request is in time if its TTFT is at most this many lone TTFTs."""
 SIMULATED = "fcfs, simulated,"
 
-Points = dict[int, dict[str, dict[str, Any]]]
-"""clients -> variant -> figure -> one value per round."""
+Points = dict[int, Comparison]
+"""Closed loops: clients -> figures of each variant and round."""
 
 
 @dataclass
@@ -238,18 +238,14 @@ class Bench:
         settings, points = self.settings, Points()
         for n in clients:
 
-            def once(i: int, name: str, n: int = n) -> Loop:
+            def once(i: int, name: str, n: int = n) -> dict[str, Any]:
                 jobs = in_blocks(workload, random.Random(f"{settings.seed} {n} {i}"))
                 bodies, new = self.prompts.bodies(jobs, settings.seed * 1000 + i), [job.new for job in jobs]
-                return fixed_work(self.servers.target(name), bodies, n, new)
+                loop = fixed_work(self.servers.target(name), bodies, n, new)
+                ttft_ms = {f"p{q}_ms": 1e3 * quantile(loop.ttft_s, q) for q in (50, 90)}
+                rate = len(loop.asked) / (loop.end_s - loop.begin_s)
+                return {"requests_per_s": rate, "steady": loop.steady.as_dict(), **ttft_ms}
 
-            seen = take_turns(self.names, settings.rounds, once, self.say, f"closed loop of {n}: ")
-            points[n] = {
-                name: {
-                    "requests_per_s": [len(loop.asked) / (loop.end_s - loop.begin_s) for loop in loops],
-                    "steady": [loop.steady.as_dict() for loop in loops],
-                    **{f"p{q}_ms": [1e3 * quantile(loop.ttft_s, q) for loop in loops] for q in (50, 90)},
-                }
-                for name, loops in seen.items()
-            }
+            say = f"closed loop of {n}: "
+            points[n] = Comparison(take_turns(self.names, settings.rounds, once, self.say, say))
         return points

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from itertools import starmap
 
-from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio, ttft_paths
+from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ttft_paths
 from benchmark.rig import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import Compared, Points
 
@@ -96,22 +95,15 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
 
 def closed(points: Points, base: str) -> tuple[list[Table], list[Figure]]:
     """Return tables of closed loops, and ratios over ``base``. Those of LAPS over fcfs have bars."""
-    tables, compared, names = [], [], list(next(iter(points.values())))
+    tables, compared, names = [], [], list(next(iter(points.values())).rounds)
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
-        rows = [
-            [str(n), *(f"{m:.1f}" for m in at)] for n, *at in zip(points, *medians(points, key).values(), strict=True)
-        ]
+        rows = [[str(n), *(f"{at.median(name, key):.1f}" for name in names)] for n, at in points.items()]
         tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
     for name in (name for name in names if name != base):
-        rates = {n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items()}
+        rates = {n: at.ratio(name, base, "requests_per_s") for n, at in points.items()}
         bar = bars.CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
         compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
         if bar:
             top = max(r.median for r in rates.values())
             compared.append(Figure.of(f"requests/s at the best point of {name}", top, bars.CLOSED_BEST))
     return tables, compared
-
-
-def medians(points: Points, key: str) -> dict[str, list[float]]:
-    """Return a figure's medians over rounds, by variant: one value for each number of clients."""
-    return {name: [statistics.median(at[name][key]) for at in points.values()] for name in next(iter(points.values()))}
