@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -24,14 +23,6 @@ class Target:
 
     host: str
     port: int
-
-    @classmethod
-    def of(cls, url: str) -> Target:
-        """Parse ``http://host:port``. Raises ValueError."""
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        if parts.scheme not in ("", "http") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError(f"{url!r} is not http://HOST:PORT")
-        return cls(parts.hostname, parts.port or 80)
 
     @property
     def url(self) -> str:

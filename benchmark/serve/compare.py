@@ -73,13 +73,12 @@ def lengths(longest: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in LADDER if n < longest} | {longest}))
 
 
-def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
+def lone_ttft(target: Target, prompts: Prompts, longest: int) -> Lone:
     """Measure the median lone TTFT of each length. Raises ConnectionError."""
     tokens, seconds = lengths(longest), list[float]()
     for n in reversed(tokens):
         # The first request is not counted. Long prompts vary less, so they are repeated less often.
-        few = repeats if n > 1024 else 3 * repeats
-        bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
+        bodies = prompts.bodies([Job(0.0, n)] * (1 + (5 if n > 1024 else 15)), seed=n)
         took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
         # A disturbed measurement must not make a shorter prompt look slower than a longer one.
         seconds.append(min([took, *seconds]))
@@ -92,16 +91,10 @@ def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
     return [job for _ in range(BLOCKS) for job in rng.sample(block, BLOCK)]
 
 
-def fixed_work(target: Target, bodies: Sequence[bytes], clients: int, tokens: Sequence[int]) -> Loop:
-    """Run a closed loop that sends each body once and waits for all answers. Raises ConnectionError if a request
-    fails."""
-    return _answered(target, bodies, clients, math.inf, 0.0, tokens)
-
-
-def _answered(
+def answered_loop(
     target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int]
 ) -> Loop:
-    """Run a closed loop. Raises ConnectionError if a request fails, or none is answered."""
+    """Run a closed loop (``client.closed``). Raises ConnectionError if a request fails, or none is answered."""
     loop = asyncio.run(client.closed(target, bodies, clients, seconds, run_in_s, tokens))
     if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
@@ -117,7 +110,7 @@ def closed_loop(
     asked = list(zip(bodies, itertools.cycle(tokens)))
     for longer in LONGER:
         raw, new = zip(*asked, strict=True)
-        loop = _answered(target, raw, clients, longer * seconds, longer * run_in_s, new)
+        loop = answered_loop(target, raw, clients, longer * seconds, longer * run_in_s, new)
         if loop.steady.holds:
             break
         # Prompts that were sent may be cached now: they come again after all other prompts.
@@ -241,7 +234,7 @@ class Bench:
             def once(i: int, name: str, n: int = n) -> dict[str, Any]:
                 jobs = in_blocks(workload, random.Random(f"{settings.seed} {n} {i}"))
                 bodies, new = self.prompts.bodies(jobs, settings.seed * 1000 + i), [job.new for job in jobs]
-                loop = fixed_work(self.servers.target(name), bodies, n, new)
+                loop = answered_loop(self.servers.target(name), bodies, n, math.inf, 0.0, new)
                 ttft_ms = {f"p{q}_ms": 1e3 * quantile(loop.ttft_s, q) for q in (50, 90)}
                 rate = len(loop.asked) / (loop.end_s - loop.begin_s)
                 return {"requests_per_s": rate, "steady": loop.steady.as_dict(), **ttft_ms}

@@ -1,6 +1,6 @@
 """Worth of each rule of the policy: the rules are taken out one at a time, on the same simulated arrivals.
 
-    python -m benchmark.sim.rules [--rules NAME...] [--loads NAME...] [--profiles NAME...] [--seeds 3] [--times 1]
+    python -m benchmark.sim.rules [--rules NAME...] [--loads NAME...] [--profiles NAME...] [--seeds 3]
 
 A ratio is a figure without the rule over the same figure with it, as geometric mean over seeds. A figure has moved if
 its ratio differs from 1 by more than 3% and every seed is on the same side of 1.
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,38 +54,34 @@ COLUMNS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """Figures of one simulation without its run-in. Times in seconds; NaN if there were no such requests."""
+Result = dict[str, float]
+"""Figures of one simulation: by name in HEADS, and LITTLE. Times in seconds; NaN for a figure that there is not."""
+LITTLE = "littles_ratio"
+"""Little's ratio of a closed loop."""
 
-    short_p90_s: float
-    long_p90_s: float
-    mean_s: float
-    slowdown: float
-    requests_per_s: float
-    in_time: float
-    """Share of requests within their deadlines (0..1); NaN if there are no deadlines."""
-    littles_ratio: float
-    """Little's ratio of a closed loop; NaN for an open load."""
 
-    @classmethod
-    def of(cls, o: Outcome, load: Load, due_s: Mapping[float, float]) -> Result:
-        """Return the figures of an outcome. ``due_s``: deadlines by time of arrival (seconds)."""
-        at, ttft, new = (np.asarray(getattr(o.record, name)) for name in ("at", "ttft", "new"))
-        slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
-        rate, little = o.rate, math.nan
-        if load.clients:
-            begin, end = o.steady_span()
-            found = o.steady(load.clients, load.pause.mean_s)
-            rate, little = found.requests_per_s, found.littles_ratio
-            counted = (at >= begin) & (at < end)
-        else:
-            counted = at >= at.min() + WARM * (at.max() - at.min())
-        met = (took <= due_s[sent] for sent, took in zip(at[counted], ttft[counted], strict=True))
-        in_time = statistics.fmean(met) if due_s else math.nan
-        short_s, long_s = (quantile(ttft[counted & mask], 90) for mask in (new <= THRESHOLD, new > THRESHOLD))
-        mean_s, slowdown = float(ttft[counted].mean()), float(slow[counted].mean())
-        return cls(short_s, long_s, mean_s, slowdown, rate, in_time, little)
+def figures(o: Outcome, load: Load, due_s: Mapping[float, float]) -> Result:
+    """Return the figures of an outcome without its run-in. ``due_s``: deadlines by time of arrival (seconds)."""
+    at, ttft, new = (np.asarray(getattr(o.record, name)) for name in ("at", "ttft", "new"))
+    slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
+    rate, little = o.rate, math.nan
+    if load.clients:
+        begin, end = o.steady_span()
+        found = o.steady(load.clients, load.pause.mean_s)
+        rate, little = found.requests_per_s, found.littles_ratio
+        counted = (at >= begin) & (at < end)
+    else:
+        counted = at >= at.min() + WARM * (at.max() - at.min())
+    met = (took <= due_s[sent] for sent, took in zip(at[counted], ttft[counted], strict=True))
+    return {
+        "short_p90_s": quantile(ttft[counted & (new <= THRESHOLD)], 90),
+        "long_p90_s": quantile(ttft[counted & (new > THRESHOLD)], 90),
+        "mean_s": float(ttft[counted].mean()),
+        "slowdown": float(slow[counted].mean()),
+        "requests_per_s": rate,
+        "in_time": statistics.fmean(met) if due_s else math.nan,
+        LITTLE: little,
+    }
 
 
 class Effect(NamedTuple):
@@ -117,7 +112,7 @@ Effects = dict[str, Effect]
 
 def effects(without: Sequence[Result], today: Sequence[Result]) -> Effects:
     """Return the effect of the rule on each figure."""
-    found = {name: Effect.of(*([getattr(s, name) for s in seen] for seen in (without, today))) for name in LETTERS}
+    found = {name: Effect.of(*([s[name] for s in seen] for seen in (without, today))) for name in LETTERS}
     return {name: effect for name, effect in found.items() if effect is not None}
 
 
@@ -137,10 +132,10 @@ Today = dict[Case, list[Result]]
 """Figures with all rules: one entry per seed."""
 
 
-def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, times: int) -> Result:
-    """Run one simulation, without `rule` if there is one. `times`: factor on the number of requests."""
+def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int) -> Result:
+    """Run one simulation, without `rule` if there is one."""
     seen_as = load.profile(profile)
-    stream = load.stream(seen_as, times * load.requests, seed)
+    stream = load.stream(seen_as, load.requests, seed)
     alloc = {"initial_short": SERVERS // 2} if load.kind == "divided" else {}
     due_s = {job.at_s: job.slo_s or math.inf for job in stream.arrivals()} if load.deadlines else {}
     with rule.taken_out() if rule else nullcontext():
@@ -149,15 +144,13 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int, tim
             knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
             servers=load.servers, router="pools", alloc=AllocConfig(**{**alloc, **(rule.alloc if rule else {})}),
         )  # fmt: skip
-    return Result.of(outcome, load, due_s)
+    return figures(outcome, load, due_s)
 
 
-def run_case(
-    case: Case, names: Sequence[str], seeds: Sequence[int], times: int
-) -> tuple[list[Result], dict[str, Effects]]:
+def run_case(case: Case, names: Sequence[str], seeds: Sequence[int]) -> tuple[list[Result], dict[str, Effects]]:
     """Return the figures of one case with all rules, and the effects of the rules in ``names`` that apply to it."""
     load = LOADS[case.load]
-    once = partial(simulated, load, Profile.load(case.profile), times=times)
+    once = partial(simulated, load, Profile.load(case.profile))
     today = [once(None, seed=seed) for seed in seeds]
     mine = [r for r in ALL if r.name in names and r.kind == load.kind and (load.deadlines or not r.deadlines)]
     return today, {r.name: effects([once(r, seed=seed) for seed in seeds], today) for r in mine}
@@ -176,7 +169,7 @@ def study(names: Sequence[str], args: argparse.Namespace) -> tuple[Found, Today]
     today: Today = {}
     seeds = range(args.seed, args.seed + args.seeds)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        each = pool.map(partial(run_case, names=names, seeds=seeds, times=args.times), cases)
+        each = pool.map(partial(run_case, names=names, seeds=seeds), cases)
         for case, (seen, by) in zip(cases, each, strict=True):
             today[case] = seen
             for name, one in by.items():
@@ -229,7 +222,7 @@ def raw(found: Found, today: Mapping[Case, Sequence[Result]]) -> dict[str, Any]:
             for rule, cases in found.items()
         },
         "today": [
-            {**case._asdict(), "seeds": [{k: None if math.isnan(v) else v for k, v in asdict(s).items()} for s in seen]}
+            {**case._asdict(), "seeds": [{k: None if math.isnan(v) else v for k, v in s.items()} for s in seen]}
             for case, seen in today.items()
         ],
     }
@@ -240,7 +233,6 @@ def options(p: Parser) -> None:
     for name, known in (("rules", [r.name for r in ALL]), ("loads", list(LOADS)), ("profiles", [*PROFILES, GROUP])):
         p.add_argument(f"--{name}", nargs="+", choices=known, default=known)
     p.add_argument("--seeds", type=count, default=3, help="number of seeds, from --seed on (3)")
-    p.add_argument("--times", type=count, default=1, help="factor on the number of requests (1)")
 
 
 def measure(args: argparse.Namespace) -> Piece:
@@ -258,9 +250,9 @@ def measure(args: argparse.Namespace) -> Piece:
     piece = Piece("sim-rules", "What each rule is worth", text, args.seed, [summary(found, rules)])
     piece.tables += [matrix(found, rules, profile) for profile in where]
     for profile in where:
-        seen = Comparison({c.load: [asdict(s) for s in of] for c, of in today.items() if c.profile == profile})
+        seen = Comparison({c.load: of for c, of in today.items() if c.profile == profile})
         piece.tables.append(seen.table(f"With all rules: {profile}", "", COLUMNS))
-    if ratios := [s.littles_ratio for seen in today.values() for s in seen if not math.isnan(s.littles_ratio)]:
+    if ratios := [s[LITTLE] for seen in today.values() for s in seen if not math.isnan(s[LITTLE])]:
         worst = max(ratios, key=lambda x: abs(x - 1.0))
         met = abs(worst - 1.0) <= OFF
         piece.figures.append(Figure("Little's ratio furthest from 1", worst, f"within {OFF:.0%} of 1", met))

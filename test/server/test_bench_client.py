@@ -10,6 +10,7 @@ from served import NORMAL, Prefill, on
 from benchmark.load.connection import Target
 from benchmark.results.piece import Piece
 from benchmark.rig.fleet import Fleet
+from benchmark.rig.servers import HOST
 from benchmark.rig.variants import LAPS
 from benchmark.serve import command as serve
 
@@ -20,7 +21,7 @@ class Up:
     """One server in place of a fleet."""
 
     def __init__(self, prefill: Prefill) -> None:
-        self.url = Target.of(prefill.server.url)
+        self.url = Target(HOST, prefill.server.port)
 
     def target(self, _: str) -> Target:
         return self.url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Coroutine
@@ -16,7 +17,7 @@ from laps_plan.traffic.job import Job
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.serve.compare import BLOCK, BLOCKS, closed_loop, fixed_work, in_blocks
+from benchmark.serve.compare import BLOCK, BLOCKS, answered_loop, closed_loop, in_blocks
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
@@ -150,14 +151,18 @@ def test_any_stretch_of_a_closed_loop_has_the_mix_that_was_asked() -> None:
 def test_fixed_work_is_asked_once_and_answered_to_the_last_request() -> None:
     jobs = [Job(0.0, 20 + i) for i in range(10)] + [Job(0.0, 400)]
     loop, lengths = against(
-        lambda target: asyncio.to_thread(fixed_work, target, bodies(jobs), 3, [job.new for job in jobs])
+        lambda target: asyncio.to_thread(
+            answered_loop, target, bodies(jobs), 3, math.inf, 0.0, [job.new for job in jobs]
+        )
     )
     assert sorted(lengths) == [job.new for job in jobs]
     assert sorted(a.tokens for a in loop.counted) == [job.new for job in jobs]
     assert loop.end_s - loop.begin_s > 0.4
     assert loop.steady.littles_ratio == pytest.approx(1.0, abs=0.05)
     with pytest.raises(ConnectionError, match=r"requests to http://.* failed in a loop of 2 clients"):
-        against(lambda target: asyncio.to_thread(fixed_work, target, bodies([Job(0.0, 13)] * 3), 2, [13] * 3))
+        against(
+            lambda target: asyncio.to_thread(answered_loop, target, bodies([Job(0.0, 13)] * 3), 2, math.inf, 0.0, [13])
+        )
 
 
 def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
@@ -177,17 +182,6 @@ def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
 def test_one_by_one_tells_of_a_failure() -> None:
     with pytest.raises(ConnectionError, match=r"a request to http://127.0.0.1:\d+ failed"):
         against(lambda target: client.one_by_one(target, bodies([Job(0.0, 13)])))
-
-
-@pytest.mark.parametrize("url", ["http://h:1/path", "https://h:1", "http://", "http://h:none"])
-def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ValueError, match=r"not http://HOST:PORT|Port could not be cast"):
-        Target.of(url)
-
-
-def test_urls() -> None:
-    assert Target.of("http://h:30000/") == Target("h", 30000) == Target.of("h:30000")
-    assert Target("h", 30000).url == "http://h:30000"
 
 
 FIRST = b'data: {"text":"error"}\n\n'
