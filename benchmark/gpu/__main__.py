@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from laps_plan.traffic.job import THRESHOLD
 
@@ -24,7 +23,7 @@ from benchmark.gpu.ladder import TINY, ladder
 from benchmark.gpu.latency import TOKENS, latency
 from benchmark.gpu.loads import graph_figures, loads, lone
 from benchmark.load import Prompts
-from benchmark.results import Namespace, Piece, command_line, page, parser, positive, some_of
+from benchmark.results import Namespace, Piece, command_line, page, parser, positive, some_of, steps
 from benchmark.results.machine import machine
 from benchmark.rig import BUILT_IN, FCFS, GRAPHS, LAPS, SMALL, SPF, Fleet, Progress, ServerError, devices, get_json
 from benchmark.rig.devices import CUDA, DEVICES, Device
@@ -37,17 +36,12 @@ NAMES = (FCFS, SPF, SMALL, LAPS)
 """Variants whose servers the pieces of SERVED share."""
 GRAPHED = (FCFS, LAPS, GRAPHS)
 """Servers of the piece about full graphs."""
-PIECES = (
-    "loads", "answers", "answers-tp2", *SERVED, "graphs", "agents", "latency",
-    *(f"ladder-{shape}" for shape in LADDERS),
-)  # fmt: skip
 DRY = "emulated:h200-qwen3-8b,slow=1"
 AGENTS_TOKENS = 420_000
 """KV pool (tokens) of the two servers that keep the histories of agents."""
 AGENTS_PER_S = "4.9"
 """Turns of agents per second that an H200 serves with an 8B model, according to its profile."""
 CHUNK, LONGEST = 8192, 16384
-Make = Callable[[], tuple[Piece, Path]]
 
 
 class Run:
@@ -71,7 +65,7 @@ class Run:
         gpu, most = str(machine().get("gpus", "")), CHUNK if self.dry else TOKENS[-1]
         kit.measure("latency", lambda: latency(self.device, gpu, self.work / "latency", seed, say, most))
         for shape in LADDERS:
-            kit.measure(f"ladder-{shape}", partial(ladder, TINY if self.dry else shape, self.work))
+            kit.measure(f"ladder-{shape}", partial(ladder, TINY if self.dry else shape))
 
     def served(self, pieces: Sequence[str], names: Sequence[str]) -> None:
         """Run the pieces that share these servers."""
@@ -87,12 +81,12 @@ class Run:
         except (ServerError, ConnectionError) as e:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
-    def _slices(self, fleet: Fleet) -> tuple[Piece, Path]:
+    def _slices(self, fleet: Fleet) -> Piece:
         seen = slices.measure(fleet, self.args.rounds, CHUNK, self.args.seed)
-        return slices.piece_of(seen, fleet.device, CHUNK, self.args.seed), self.kit.out
+        return slices.piece_of(seen, fleet.device, CHUNK, self.args.seed)
 
-    def _lone(self, fleet: Fleet) -> tuple[Piece, Path]:
-        return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {})), self.kit.out
+    def _lone(self, fleet: Fleet) -> Piece:
+        return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {}))
 
     def agents(self) -> None:
         """Run sessions of agents, on separate servers that keep the histories."""
@@ -101,12 +95,14 @@ class Run:
             device = replace(device.with_prefixes(AGENTS_TOKENS), server_gib=38.0)
         self.kit.measure("agents", self._workload("agents", None, (SPF, LAPS), device))
 
-    def _workload(self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None) -> Make:
+    def _workload(
+        self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None
+    ) -> Callable[[], Piece]:
         args, device = self.args, device or self.device
         loop = name in ("closed", "graphs")
         seconds = min(args.seconds, 4.0) if loop else args.seconds
         words = ["--workload", "closed" if loop else name, "--variants", ",".join(names), "--rounds", str(args.rounds)]
-        words += ["--seconds", str(seconds), "--seed", str(args.seed), "--out", str(self.work / name)]
+        words += ["--seconds", str(seconds), "--seed", str(args.seed), "--out", str(self.kit.folder(name))]
         if name == "agents":
             # The capacity is given, because a closed loop of agents' turns would take an hour.
             words += ["--capacity", AGENTS_PER_S]
@@ -115,16 +111,16 @@ class Run:
         if loop:
             words += ["--concurrency", *(("8",) if self.dry else ("1", "8", "32", "128"))]
 
-        def make() -> tuple[Piece, Path]:
+        def make() -> Piece:
             asked = serve.COMMAND.parse([*words, "--device", DRY if self.dry else CUDA])
             asked.device = device
-            ((piece, left),) = serve.run(asked, fleet)
+            ((piece, _),) = serve.run(asked, fleet)
             if fleet and name == "graphs":
                 fleet.target(GRAPHS)
                 status = get_json(fleet.prefill(GRAPHS), "/laps_status") or {}
                 piece.title = "Full graphs for short prompts"
                 piece.figures = [*graph_figures(piece.data["points"], status.get("graphs", {})), *piece.figures]
-            return piece, left
+            return piece
 
         return make
 
@@ -140,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run gpu", __doc__, "gpu", rounds=3, seed=1, seconds=8.0)
     p.add_argument("--dry-run", action="store_true", help="on a machine without a GPU: emulated devices, tiny models")
     p.add_argument("--minutes", type=positive, default=30.0, help="start no piece after this many minutes (30)")
-    words = f"some of {','.join(PIECES)}"
-    p.add_argument("--only", type=some_of(PIECES, "piece"), default=list(PIECES), help=words)
+    words = f"some of {','.join(steps.GPU)}"
+    p.add_argument("--only", type=some_of(steps.GPU, "piece"), default=list(steps.GPU), help=words)
     args = p.parse_args(argv)
     if not args.dry_run and not devices.has_cuda():
         p.error("there is no CUDA device here: --dry-run runs the same code without one")
@@ -157,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.served(SERVED, NAMES)
         run.served(("graphs",), GRAPHED)
         run.agents()
-    collected = kit.collected([name for name in PIECES if name in args.only])
+    collected = kit.collected([name for name in steps.GPU if name in args.only])
     made = args.out / "page"
     page.write(collected, made)
     kit.say(f"{len(collected.pieces)} pieces: {made / 'README.md'}")

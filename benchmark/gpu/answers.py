@@ -70,7 +70,7 @@ def ask(url: str, ids: list[int], bootstrap_room: int) -> Answer:
     return Answer(int(said["output_ids"][0]), float(best), float(best) - float(second))
 
 
-def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) -> tuple[Piece, Path]:
+def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) -> Piece:
     """Compare both servers' answers. Raises ServerError, OSError."""
     device = small(cuda, ranks)
     rng = random.Random(seed)
@@ -91,7 +91,7 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
             sent = [pools[i].submit(ask, url, ids, rooms[i]) for i, ids in enumerate(asked)]
             together = [answer.result() for answer in sent]
         preempted = preemptions(fleet) - before
-    return piece_of(alone, together, lengths, preempted, device, ranks, seed), out
+    return piece_of(alone, together, lengths, preempted, device, ranks, seed)
 
 
 def preemptions(fleet: Fleet) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,14 +57,17 @@ class Kit:
         if name not in self._wanted or name in self.missing:
             return False
         try:
-            found = Piece.read(self.out / f"gpu-{name}")
+            found = Piece.read(self.folder(name))
         except (OSError, ValueError, TypeError, KeyError):
             return True
         return (found.commit, found.machine) != (commit(), json.loads(json.dumps(machine())))
 
-    def measure(self, name: str, make: Callable[[], tuple[Piece, Path]]) -> None:
-        """Measure a piece if it is wanted. `make`: returns the piece with the folder of its pictures. A failure is
-        recorded and does not stop the other pieces."""
+    def folder(self, name: str) -> Path:
+        """Return the folder of a piece."""
+        return self.out / f"gpu-{name}"
+
+    def measure(self, name: str, make: Callable[[], Piece]) -> None:
+        """Measure a piece with ``make`` if it is wanted. A failure is recorded and does not stop the other pieces."""
         if not self.wants(name):
             return
         if time.monotonic() > self._ends:
@@ -74,15 +76,12 @@ class Kit:
         self.say(f"{name}: starts")
         try:
             with limited(PIECE_S):
-                piece, left = make()
+                piece = make()
         except (Exception, TookTooLongError) as e:  # one failed piece must not stop the others on this machine
             self.miss([name], f"{type(e).__name__}: {e}")
             return
-        piece.name = f"gpu-{name}"
-        folder = self.out / piece.name
-        piece.save_and_print(folder, "./run gpu", self._argv)
-        for picture in piece.pictures if left != folder else ():
-            shutil.copy(left / picture, folder)
+        piece.name = self.folder(name).name
+        piece.save_and_print(self.folder(name), "./run gpu", self._argv)
 
     def miss(self, names: Sequence[str], why: str) -> None:
         """Record the reason why these pieces are missing."""
@@ -92,10 +91,7 @@ class Kit:
 
     def collected(self, names: Sequence[str]) -> Collected:
         """Return the measured pieces in the order of ``names``, and the missing ones with reasons."""
-        found = Collected({}, {})
+        found = Collected({}, {self.folder(name).name: why for name, why in self.missing.items()})
         for name in names:
-            leaf = f"gpu-{name}"
-            found.add(leaf, self.out, self.missing.get(name, "not measured"))
-            if leaf in found.pieces and name in self.missing:
-                found.missing[leaf] = f"of an earlier run; this time: {self.missing[name]}"
+            found.add(self.folder(name).name, self.out, self.missing.get(name, "not measured"))
         return found

@@ -87,7 +87,7 @@ def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int)
     return (time.perf_counter() - begin) * 1e3, bool(output.can_run_graph)
 
 
-def ladder(shape: str, out: Path) -> tuple[Piece, Path]:
+def ladder(shape: str) -> Piece:
     """Measure all paths of one shape, in child processes. Raises ChildProcessError if a child fails."""
     times: list[dict[str, Any]] = []
     for backend in (BREAKABLE,) if shape == TINY else (BREAKABLE, FULL):
@@ -98,7 +98,7 @@ def ladder(shape: str, out: Path) -> tuple[Piece, Path]:
             raise ChildProcessError(f"{shape} {backend} ended with code {done.returncode}: {done.stdout[-200:]}")
         times += json.loads(lines[-1][len(MARK) :])
     text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
-    return Piece("ladder", f"Row counts, {shape}", text, 0, [table(shape, times)], data={"times": times}), out
+    return Piece("ladder", f"Row counts, {shape}", text, 0, [table(shape, times)], data={"times": times})
 
 
 def table(shape: str, times: Sequence[dict[str, Any]]) -> Table:

@@ -32,9 +32,7 @@ def steps(tokens: int) -> list[tuple[int, int]]:
     return [(min(CHUNK, tokens - begin), begin) for begin in range(0, tokens, CHUNK)]
 
 
-def latency(
-    device: Device, gpus: str, out: Path, seed: int, say: Progress, longest: int = TOKENS[-1]
-) -> tuple[Piece, Path]:
+def latency(device: Device, gpus: str, out: Path, seed: int, say: Progress, longest: int = TOKENS[-1]) -> Piece:
     """Compare lone prompts of up to ``longest`` tokens with the profile. Raises ServerError, ConnectionError."""
     known = of_this_gpu(gpus)
     prompts = Prompts(device.vocabulary, seed, longest)
@@ -50,7 +48,7 @@ def latency(
                 if before is not None and after is not None:
                     seen[tokens].append((after - before) / device.slow)
             seen[tokens] = seen[tokens][1:]
-    return piece_of(seen, known, device, seed), out
+    return piece_of(seen, known, device, seed)
 
 
 def piece_of(seen: dict[int, list[float]], known: Profile, device: Device, seed: int) -> Piece:

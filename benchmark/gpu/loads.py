@@ -33,7 +33,7 @@ HOW = {
 ELSEWHERE: dict[str, tuple[str, ...]] = {"overlap loop": (), "overlap loop off": ("--disable-overlap-schedule",)}
 
 
-def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress, *, cuda: bool) -> tuple[Piece, Path]:
+def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress, *, cuda: bool) -> Piece:
     """Start a server in each way; return a piece with its status and start time. If a server does not start, the piece
     misses its bar but is still made."""
     rows: list[Sequence[str]] = []
@@ -61,7 +61,7 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
     text = f"{device.what}; a server with LAPS, started in each of these ways, answers {len(LENGTHS)} requests."
     piece = Piece("loads", "The plugin on this machine", text, seed, [Table("Servers", heads, rows)], data=told)
     piece.judge("ways to start in which LAPS serves, of all", sum(serve) / len(serve), Bar(least=1.0))
-    return piece, out
+    return piece
 
 
 def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) -> Piece:

@@ -26,17 +26,17 @@ def piece(title: str = "one") -> Piece:
 
 def test_a_piece_is_written_at_once_and_kept_by_the_next_run(tmp_path: Path) -> None:
     first = made(tmp_path, ["a"])
-    first.measure("a", lambda: (piece("first"), tmp_path))
+    first.measure("a", lambda: piece("first"))
     again = made(tmp_path, ["a"])
     assert not again.wants("a")
-    again.measure("a", lambda: (piece("second"), tmp_path))
+    again.measure("a", lambda: piece("second"))
     found = again.collected(["a"])
     assert found.pieces["gpu-a"][0].title == "first"
     assert not found.missing
 
 
 def test_a_piece_of_another_commit_is_measured_again(tmp_path: Path) -> None:
-    made(tmp_path, ["a"]).measure("a", lambda: (piece("first"), tmp_path))
+    made(tmp_path, ["a"]).measure("a", lambda: piece("first"))
     file = tmp_path / "gpu-a" / "piece.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "commit": "0000000"}))
     assert made(tmp_path, ["a"]).wants("a")
@@ -45,11 +45,11 @@ def test_a_piece_of_another_commit_is_measured_again(tmp_path: Path) -> None:
 def test_a_piece_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
     one = made(tmp_path, ["a", "b"])
 
-    def broken() -> tuple[Piece, Path]:
+    def broken() -> Piece:
         raise RuntimeError("no kernel image\nand a page of words")
 
     one.measure("a", broken)
-    one.measure("b", lambda: (piece(), tmp_path))
+    one.measure("b", piece)
     found = one.collected(["a", "b"])
     assert found.missing == {"gpu-a": "RuntimeError: no kernel image"}
     assert list(found.pieces) == ["gpu-b"]
@@ -59,9 +59,9 @@ def test_a_piece_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(kit, "PIECE_S", 0.1)
     one = made(tmp_path, ["a"])
 
-    def slow() -> tuple[Piece, Path]:
+    def slow() -> Piece:
         time.sleep(60.0)
-        return piece(), tmp_path
+        return piece()
 
     one.measure("a", slow)
     assert "took longer" in one.missing["a"]
@@ -75,10 +75,10 @@ def test_a_load_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(kit, "PIECE_S", 0.1)
     one = made(tmp_path, ["a"])
 
-    def slow() -> tuple[Piece, Path]:
+    def slow() -> Piece:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(asyncio.sleep(60.0))
-        return piece(), tmp_path
+        return piece()
 
     one.measure("a", slow)
     assert "took longer" in one.missing["a"]
@@ -86,7 +86,7 @@ def test_a_load_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest
 
 def test_no_piece_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     one = made(tmp_path, ["a"], minutes=0.0)
-    one.measure("a", lambda: (piece(), tmp_path))
+    one.measure("a", piece)
     assert "no time" in one.missing["a"]
 
 
