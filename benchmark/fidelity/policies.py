@@ -29,11 +29,11 @@ from benchmark.sim.loads import MIX
 
 OTHERS = (*STOCK, SMALL)
 POLICIES = (*OTHERS, LAPS)
-LOADS = (0.7, 0.5, 0.85)
+JUDGED = 0.7
+"""Load at which policies are judged against each other, as a share of stock fcfs's capacity."""
+LOADS = (JUDGED, 0.5, 0.85)
 LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
 """Variant whose lone requests show the host time. The overlap loop would hide the host time of a step."""
-JUDGED = 0.7
-"""Load at which policies are judged against each other."""
 TRAINING_S = 15.0
 CLIENTS = 256
 """Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
@@ -48,7 +48,6 @@ STEPS = (
 def options(p: Parser) -> None:
     """Add the options of this command."""
     devices.add_device(p, devices.H200)
-    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
 
 
 def capacity(profile: Profile, chunk: int, seed: int) -> float:
@@ -104,7 +103,7 @@ def run(args: Namespace) -> Piece:
         args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = drawn(MIX, 0.6 * rate, TRAINING_S, f"{args.seed} training")
         trained = measure(fleet, FCFS, training, args.seed)["ttft"]
-        for load in args.loads:
+        for load in LOADS:
             count = args.rounds if load == JUDGED else 1
             jobs = [drawn(MIX, load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
 
@@ -116,9 +115,7 @@ def run(args: Namespace) -> Piece:
     calibrated = host.profile_under_load(FCFS, training, trained)
     simulator = Simulator(calibrated, device.chunk, device.knobs)
     loads = {load: simulator.compare(rounds[load], of, args.seed) for load, of in seen.items()}
-    # The judged load first.
-    loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
-    tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []
+    tables, figures = [], judged(loads[JUDGED])
     for load, one in loads.items():
         tables.append(one.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
         name = f"{{policy}} at {load:.0%}, {{key}}: simulated / emulated"

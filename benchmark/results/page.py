@@ -29,15 +29,14 @@ def cell(text: str) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def grid(table: Table) -> str:
+def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    rows = [[cell(text) for text in row] for row in table.rows]
-    return Table("", [cell(head) for head in table.heads], rows).grid("pipe")
+    return Table("", list(map(cell, heads)), [list(map(cell, row)) for row in rows]).grid("pipe")
 
 
 def markdown(table: Table) -> str:
     """Return title, table and note."""
-    return "\n\n".join(filter(None, (f"**{table.title}**", grid(table), table.note)))
+    return "\n\n".join(filter(None, (f"**{table.title}**", grid(table.heads, table.rows), table.note)))
 
 
 def value(figure: Figure) -> str:
@@ -48,13 +47,13 @@ def value(figure: Figure) -> str:
 
 def bars(pieces: Mapping[str, Piece]) -> str:
     """Return a table of all figures with a bar."""
-    rows: list[Sequence[str]] = [
+    rows = [
         (f"[{p.title}](#{name})", f.name, value(f), str(f.rounds or ""), f.bar, TOLD[f.met])
         for name, p in pieces.items()
         for f in p.figures
         if f.bar
     ]
-    return grid(Table("", ("piece", "figure", "value", "rounds", "bar", ""), rows)) if rows else "No piece has a bar."
+    return grid(("piece", "figure", "value", "rounds", "bar", ""), rows) if rows else "No piece has a bar."
 
 
 def judged(figures: Sequence[Figure]) -> str:
@@ -69,8 +68,8 @@ def section(name: str, piece: Piece) -> str:
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
     other = [f for f in piece.figures if not f.bar]
     if other:
-        rows: list[Sequence[str]] = [(f.name, value(f), str(f.rounds or ""), f.verdict) for f in other]
-        table = grid(Table("", ("figure", "value", "rounds", "shown"), rows))
+        rows = [(f.name, value(f), str(f.rounds or ""), f.verdict) for f in other]
+        table = grid(("figure", "value", "rounds", "shown"), rows)
         parts.append(f"<details><summary>{len(other)} more figures</summary>\n\n{table}\n\n</details>")
     parts.append(f"Raw: [{name}.json]({name}.json)")
     return "\n\n".join(parts)
@@ -165,7 +164,7 @@ def emulated(piece: Piece, folder: str) -> str:
     """Return the text between the README's markers: the first judged figures. ``folder``: path from the README to the
     page."""
     rows = [(f.name, value(f), f.bar, TOLD[f.met]) for f in judged_first(piece)]
-    table = grid(Table("", ("", f"[measured]({folder}/README.md#{piece.name})", "bar", ""), rows))
+    table = grid(("", f"[measured]({folder}/README.md#{piece.name})", "bar", ""), rows)
     return f"{table}\n\nIn brackets the interval over {piece.figures[0].rounds} rounds."
 
 
