@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,9 @@ class TookTooLongError(SystemExit):
     except KeyboardInterrupt."""
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TookTooLongError in the main thread if the block takes longer than ``seconds``."""
-
-    def ring(*_: Any) -> None:
-        raise TookTooLongError(f"took longer than {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+def took_too_long(*_: Any) -> None:
+    """Raise TookTooLongError; handler of the alarm that ends a piece."""
+    raise TookTooLongError(f"took longer than {PIECE_S:.0f} s")
 
 
 class Kit:
@@ -74,12 +62,15 @@ class Kit:
             self.miss([name], "no time was left for it")
             return
         self.say(f"{name}: starts")
+        signal.signal(signal.SIGALRM, took_too_long)
+        signal.setitimer(signal.ITIMER_REAL, PIECE_S)
         try:
-            with limited(PIECE_S):
-                piece = make()
+            piece = make()
         except (Exception, TookTooLongError) as e:  # one failed piece must not stop the others on this machine
             self.miss([name], f"{type(e).__name__}: {e}")
             return
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         piece.name = self.folder(name).name
         piece.save_and_print(self.folder(name), "./run gpu", self._argv)
 
