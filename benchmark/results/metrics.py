@@ -100,7 +100,7 @@ def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
     }
 
 
-def curve(answers: Sequence[Answer], kind: str, points: int = 201) -> list[float]:
+def curve(answers: Sequence[Answer], kind: str) -> list[float]:
     """Return TTFTs (ms) at even steps of the share of requests, for a picture; failed requests are left out."""
     ttft = ttft_ms(answers, kind)
-    return [round(float(v), 3) for v in np.quantile(ttft, np.linspace(0.0, 1.0, points))] if ttft else []
+    return [round(float(v), 3) for v in np.quantile(ttft, np.linspace(0.0, 1.0, 201))] if ttft else []

@@ -48,17 +48,17 @@ def _over(a: float, b: float) -> float:
     return 1.0 if a == 0.0 else math.inf
 
 
-def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, int, float]:
-    """Return (low, high, n, confidence): the narrowest pair of order statistics that covers the median with ``level``.
+def interval(values: Sequence[float]) -> tuple[float, float, int, float]:
+    """Return (low, high, n, confidence): the narrowest pair of order statistics that covers the median with LEVEL.
 
-    Distribution-free: the number of values below the median is binomial. If no pair reaches ``level``, return the
+    Distribution-free: the number of values below the median is binomial. If no pair reaches LEVEL, return the
     lowest and the highest value with their confidence.
     """
     ordered, n = sorted(values), len(values)
     if n == 0:
         raise ValueError("no rounds")
     cut = 0
-    while cut + 1 < n - cut - 1 and _coverage(n, cut + 1) >= level:
+    while cut + 1 < n - cut - 1 and _coverage(n, cut + 1) >= LEVEL:
         cut += 1
     return ordered[cut], ordered[n - 1 - cut], n, _coverage(n, cut)
 

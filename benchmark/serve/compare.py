@@ -6,7 +6,6 @@ Stock fcfs is measured first, in the same run: lone TTFT, and capacity in a clos
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import random
 import statistics
@@ -92,7 +91,7 @@ def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
 
 
 def answered_loop(
-    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int]
+    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
 ) -> Loop:
     """Run a closed loop (``client.closed``). Raises ConnectionError if a request fails, or none is answered."""
     loop = asyncio.run(client.closed(target, bodies, clients, seconds, run_in_s, tokens))
@@ -101,21 +100,17 @@ def answered_loop(
     return loop
 
 
-def closed_loop(
-    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
-) -> Loop:
+def closed_loop(target: Target, bodies: Sequence[bytes], clients: int, seconds: float, run_in_s: float) -> Loop:
     """Run a closed loop; repeat it for twice as long while Little's law does not hold, because a request may have
     waited during the whole loop. ``run_in_s``: uncounted time until requests are answered as fast as they arrive.
     Raises ConnectionError if a request fails, or if the law does not hold in the last loop."""
-    asked = list(zip(bodies, itertools.cycle(tokens)))
     for longer in LONGER:
-        raw, new = zip(*asked, strict=True)
-        loop = answered_loop(target, raw, clients, longer * seconds, longer * run_in_s, new)
+        loop = answered_loop(target, bodies, clients, longer * seconds, longer * run_in_s)
         if loop.steady.holds:
             break
         # Prompts that were sent may be cached now: they come again after all other prompts.
-        at = len(loop.asked) % len(asked)
-        asked = [*asked[at:], *asked[:at]]
+        at = len(loop.asked) % len(bodies)
+        bodies = [*bodies[at:], *bodies[:at]]
     loop.steady.require(target.url)
     return loop
 
