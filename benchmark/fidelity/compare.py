@@ -15,7 +15,7 @@ from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import Sizes
-from laps_plan.traffic.streams import Trace, poisson
+from laps_plan.traffic.streams import Stream, Trace, poisson
 
 from benchmark.load import Answer, Route, client
 from benchmark.results import Bar, Column, Comparison, Figure, Table, quantile, ratio, ttft_paths
@@ -50,12 +50,12 @@ class Simulator:
     overlap: bool = True
     """True for SGLang's overlap loop."""
 
-    def run(self, policy: str, jobs: Sequence[Job], seed: int = 0) -> Outcome:
-        """Simulate one load."""
+    def run(self, policy: str, load: Sequence[Job] | Stream, seed: int = 0, **more: Any) -> Outcome:
+        """Simulate one load. ``more``: further arguments of ``laps_plan.sim.variants.run``."""
         variant, group = VARIANTS[SPF if policy == SMALL else policy], self.profile.group
         chunk = (group.ranks if group else 1) * self.chunks.get(policy, self.chunk)
         how: dict[str, Any] = {"chunk": chunk, "seed": seed, "knobs": self.knobs, "overlap": self.overlap}
-        return run(variant, Trace(jobs), self.profile, **how)
+        return run(variant, Trace(load) if isinstance(load, Sequence) else load, self.profile, **how, **more)
 
     def compare(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
         """Return measured and simulated figures by policy. ``rounds``: jobs of each; ``seen``: measured rounds."""

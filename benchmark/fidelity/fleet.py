@@ -14,13 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS
-from laps_plan.sim.variants import run as simulate
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import Closed, Trace
+from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import claims
-from benchmark.fidelity.compare import drawn, quantiles
+from benchmark.fidelity.compare import Simulator, drawn, quantiles
 from benchmark.fidelity.policies import capacity, emulator
 from benchmark.load import Answer, Prompts
 from benchmark.results import FAILED, Column, Command, Comparison, Namespace, Parser, Piece, Table
@@ -97,19 +95,16 @@ def _open(answers: Sequence[Answer], slo_s: float) -> dict[str, Any]:
 
 def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
     """Simulate the same loads, and closed loops."""
-    found, slo_s = Runs(), args.slo_s
-    how: dict[str, Any] = {
-        "servers": args.servers, "chunk": args.device.chunk, "overlap": True, "knobs": args.device.knobs,
-    }  # fmt: skip
+    found, slo_s, simulator = Runs(), args.slo_s, Simulator(args.profile, args.device.chunk, args.device.knobs)
     for name in args.ways:
         variant, _, router = WAYS[name]
         found[name] = {"open": {}, "closed": {}}
         for load, jobs in loads.items():
-            o = simulate(VARIANTS[variant], Trace(jobs), args.profile, router=router, **how)
+            o = simulator.run(variant, jobs, servers=args.servers, router=router)
             found[name]["open"][load] = figures(o.record.new, o.record.ttft, o.rate, slo_s)
         for clients in (n * args.servers for n in CLIENTS):
             work = Closed(MIX, clients, CYCLES * clients, args.seed)
-            o = simulate(VARIANTS[variant], work, args.profile, router=router, **how)
+            o = simulator.run(variant, work, servers=args.servers, router=router)
             steady = o.steady(clients).require(f"{name}, simulated")
             more = {"fixed": o.batches * o.profile.coefficients.step_s / sum(o.busy_s), "steady": steady.as_dict()}
             told = figures(o.record.new, o.record.ttft, steady.requests_per_s, slo_s, **more)

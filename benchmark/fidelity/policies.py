@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS
-from laps_plan.sim.variants import run as simulate
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Closed
 
@@ -52,8 +50,7 @@ def options(p: Parser) -> None:
 
 def capacity(profile: Profile, chunk: int, seed: int) -> float:
     """Return the simulated capacity of stock fcfs (requests/s)."""
-    work = Closed(MIX, CLIENTS, 4000, seed)
-    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=True)
+    done = Simulator(profile, chunk).run(FCFS, Closed(MIX, CLIENTS, 4000, seed))
     return done.steady(CLIENTS).require(FCFS).requests_per_s
 
 
