@@ -89,8 +89,8 @@ def site(
     """Run ``count`` prefill servers of a variant, a decode server, and the routers ``names`` in front of them.
     ``prefill``, ``decode``: further arguments. Raises ServerError."""
     args = ("--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[variant]), *prefill)
-    names_of = [f"{variant} {i}" for i in range(count)]
-    prefills = [servers.prefill(checkpoint, servers.log_of(out, n), *args, env=device.env, name=n) for n in names_of]
+    called = [f"{variant} {i}" for i in range(count)]
+    prefills = [servers.prefill(checkpoint, servers.log_of(out, n), *args, env=device.env, name=n) for n in called]
     behind = servers.decode(checkpoint, servers.log_of(out, f"decode-{variant}"), *decode, env=device.env)
     up = routers(prefills, [behind], out / variant, names)
     say(f"starting {count} servers with {variant}")
