@@ -56,6 +56,9 @@ longer than those of LAPS."""
 COLOCATED_GOODPUT = Bar(least=1.3)
 """Requests/s with 90% of the requests in time, over the best stock setting."""
 
+GOODPUT, GOODPUT_ORDER = Bar(least=1.5), Bar(least=1.1)
+"""Goodput of a prefill server over the best stock policy's, and over that of the order ``s-edf``."""
+
 GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 """Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
 PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)

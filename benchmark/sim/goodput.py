@@ -1,6 +1,6 @@
 """Goodput: the highest rate at which 90% of the requests have their first token within their own objective, simulated.
 
-    python -m benchmark.sim.goodput [--profile h200-qwen3-32b --model 32b] [--scales 0.5 1 2]
+    python -m benchmark.sim.goodput [--cases 32b] [--scales 0.5 1 2]
 
 FlowPrefill's metric: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
 and LAPS, with the objectives as deadlines or without.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +20,18 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import Command, Figure, Namespace, Parser, Piece, Table, count, positive
-from benchmark.sim.loads import SAMPLE, capacity
+from benchmark.results import Command, Namespace, Parser, Piece, Table, bars, count, positive
+from benchmark.rig import LAPS
+from benchmark.sim.loads import capacity
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
-MOST = 3.0
-"""Highest rate tried, over the capacity of stock fcfs. A policy without the largest prompts can exceed 1."""
+MOST = 1.5
+"""Highest rate tried, over ``Study.limit``. In a short run a policy can exceed the limit a little."""
 STEPS = 8
 """Bisection steps in the search for the highest rate."""
+MANY = 5000
+"""Requests from which the limit is computed."""
 WARM = 0.1
 """Share of the time that is not counted."""
 DRAIN_S = 30.0
@@ -58,7 +62,15 @@ WAYS: dict[str, Way] = {
     "laps, no deadlines": Way("laps"),
     "laps": Way("laps", knows_objectives=True),
 }
+LIMIT = "limit"
+"""Row of ``Study.limit``."""
 STOCK = tuple(name for name in WAYS if VARIANTS[WAYS[name].policy].policy)
+CASES = {
+    "8b": ("h200-qwen3-8b", "8b"),
+    "32b": ("h200-qwen3-32b", "32b"),
+    "ranks": ("h200-deepseek-v3-dp8", "70b"),
+}
+"""Profile, and the model whose objectives apply. ``ranks``: data-parallel ranks, on which deadlines have no effect."""
 
 
 @dataclass(frozen=True)
@@ -98,46 +110,53 @@ class Study:
             good, bad = (middle, bad) if self.in_time(way, middle, scale) >= SHARE else (good, middle)
         return good
 
-    def capacity(self) -> float:
-        """Return stock fcfs's capacity with all requests waiting (requests/s)."""
-        return capacity(tasks.jobs(100.0, SAMPLE, self.model, 1.0, self.seeds[0]), self.profile)
+    def limit(self) -> float:
+        """Return the requests/s of a device that computes all requests but the largest, as many as may be late, and
+        never idles: no policy has a higher goodput for long."""
+        jobs = tasks.jobs(100.0, MANY, self.model, 1.0, self.seeds[0])
+        shortest = sorted(jobs, key=lambda job: job.new)[: round(SHARE * len(jobs))]
+        return capacity(shortest, self.profile) / SHARE
 
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    p.add_argument("--profile", default="h200-qwen3-8b")
-    p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="model whose objectives apply (8b)")
+    p.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="factors on the objectives (1)")
     p.add_argument("--requests", type=count, default=1500, help="requests per simulation, about (1500)")
     p.add_argument("--seeds", type=count, default=2)
     p.add_argument("--each", action="store_true", help="require 90%% of each task, not of all requests")
-    p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
 
 
 def search(args: Namespace) -> Piece:
-    """Search the goodput of all ways at all scales."""
+    """Search the goodput of all ways in all cases, at all scales."""
     seeds = range(args.seed, args.seed + args.seeds)
-    study = Study(Profile.load(args.profile), args.model, args.requests, seeds, args.each)
-    most, found = MOST * study.capacity(), dict[str, dict[str, float]]()
-    for scale in args.scales:
-        for name in args.ways:
-            rate = found.setdefault(f"{scale:g}", {})[name] = study.goodput(WAYS[name], scale, most)
-            args.say(f"objectives x {scale:g}, {name}: {rate:.1f} requests/s")
-    rows = [(name, *(f"{of[name]:.1f}" for of in found.values())) for name in args.ways]
-    figures = []
-    for at, rates in found.items():
-        best = max((rates[name] for name in STOCK if name in rates), default=0.0)
-        others = {"the best stock policy": best, "s-edf": rates.get("s-edf", 0.0), "lars": rates.get("lars", 0.0)}
-        named = [(f"objectives x {at}: goodput, laps / {words}", rate) for words, rate in others.items()]
-        figures += [Figure(words, rates["laps"] / rate) for words, rate in named if rates.get("laps") and rate]
+    named = "; ".join(f"{case}: {profile}, objectives of {model}" for case, (profile, model) in CASES.items())
     text = (
-        f"Simulated: profile {study.profile.name} ({study.profile.source}); {SHARE:.0%} of the "
-        f"requests{' of each task' if args.each else ''} in time, "
-        f"objectives of {args.model}, {args.requests} requests, {args.seeds} seeds. Lengths log-normal around the "
-        "means of the tasks."
+        f"Simulated: {SHARE:.0%} of the requests{' of each task' if args.each else ''} are in time. {args.requests} "
+        f"requests, {args.seeds} seeds; lengths log-normal around the means of the tasks. Limit: a device that never "
+        f"idles computes all requests but the largest {1 - SHARE:.0%}. {named}."
     )
-    table = Table("Goodput", ("requests/s", *(f"objectives x {at}" for at in found)), rows)
-    return Piece("goodput", "Goodput", text, args.seed, [table], figures, data=found)
+    piece = Piece("goodput", "Goodput", text, args.seed)
+    found: dict[str, dict[str, float]] = {}
+    for case in args.cases:
+        profile, model = Profile.load(CASES[case][0]), CASES[case][1]
+        ways = [name for name in WAYS if profile.group is None or name in (*STOCK, LAPS)]
+        study = Study(profile, model, args.requests, seeds, args.each)
+        limit = study.limit()
+        for scale in args.scales:
+            head = case if scale == 1.0 else f"{case}, objectives x {scale:g}"
+            with ProcessPoolExecutor() as pool:
+                searches = {n: pool.submit(study.goodput, WAYS[n], scale, MOST * limit) for n in ways}
+            rates = {name: one.result() for name, one in searches.items()}
+            found[head] = {LIMIT: limit, **rates}
+            args.say(f"{head}: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))
+            best = max(STOCK, key=lambda name: rates[name])
+            for name, bar in ((best, bars.GOODPUT), ("s-edf", bars.GOODPUT_ORDER)):
+                if rates.get(name):
+                    piece.judge(f"{head}: goodput, laps / {name}", rates[LAPS] / rates[name], bar)
+    rows = [(name, *(f"{of[name]:.1f}" if name in of else "" for of in found.values())) for name in (LIMIT, *WAYS)]
+    piece.tables, piece.data = [Table("Goodput", ("requests/s", *found), rows)], found
+    return piece
 
 
 COMMAND = Command("benchmark.sim.goodput", __doc__, search, options, out="goodput", seed=1, every=True)
