@@ -15,6 +15,7 @@ import pictures
 import pytest
 from rounds import until_seen
 from served import LAPS, NORMAL_LOOP, Prefill, Setup, checkpoint, on
+from sglang_laps import compat
 
 from benchmark.load.prompts import without_decode_server
 from benchmark.rig import model
@@ -24,16 +25,17 @@ from .slicing import EVERY_LAYER, preemptions
 from .test_architectures import CHAIN
 from .test_colocated_drafts import next_tokens_args
 
+DRAFTS = Setup(
+    "pictures-drafts",
+    (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
+    shape="qwen3_5",
+    more=next_tokens_args,
+    mode="null",
+)
 SETUPS = [
     Setup("pictures-colocated", (*LAPS, *EVERY_PAUSE), shape="qwen3_vl", mode="null"),
     Setup("pictures-states", (*LAPS, *EVERY_PAUSE, *NORMAL_LOOP), shape="qwen3_5", mode="null"),
-    Setup(
-        "pictures-drafts",
-        (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
-        shape="qwen3_5",
-        more=next_tokens_args,
-        mode="null",
-    ),
+    *([DRAFTS] if compat.release().drafts_in_pauses else []),
     Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl"),
 ]
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
