@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,12 @@ class NoResult:
         """Return the zeros for this batch."""
         runner = self._runner
         shape = forward_batch.batch_size, runner.model_config.vocab_size
-        states = None
+        logits = LogitsProcessorOutput(torch.zeros(shape, device=runner.device), None)
         if self._followed:
+            zeros = partial(torch.zeros, dtype=runner.dtype, device=runner.device)
             tokens = len(forward_batch.input_ids)
-            states = torch.zeros((tokens, self._width), dtype=runner.dtype, device=runner.device)
-        return ModelRunnerOutput(LogitsProcessorOutput(torch.zeros(shape, device=runner.device), states), False)
+            logits.hidden_states = zeros((tokens, self._width))
+            if forward_batch.contains_mm_inputs():
+                # A draft model does not encode pictures, video or sound itself.
+                logits.mm_input_embeds = zeros((tokens, runner.model_config.hidden_size))
+        return ModelRunnerOutput(logits, False)

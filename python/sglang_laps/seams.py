@@ -134,6 +134,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("managers.schedule_batch.FINISH_ABORT", "used", "colocated", f"{_ON}, {_COLOCATED}", None),
     Seam("model_executor.model_runner.ModelRunnerOutput", "used", "abandoned", _ON, None),
     Seam("layers.logits_processor.LogitsProcessorOutput", "used", "abandoned", _ON, None),
+    Seam("model_executor.forward_batch_info.ForwardBatch.contains_mm_inputs", "used", "abandoned", _ON, "self"),
     Seam("managers.schedule_batch.retract_all", "used", "colocated", f"{_ON}, {_COLOCATED}", None),
     Seam(_ADDER, "overridden", "adder", _ON, None),
     Seam(f"{_ADDER}.add_chunked_req", "overridden", "adder", _ON, "self, req"),

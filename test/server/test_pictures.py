@@ -32,13 +32,13 @@ DRAFTS = Setup(
     more=next_tokens_args,
     mode="null",
 )
-SETUPS = [
+DECODING = (
     Setup("pictures-colocated", (*LAPS, *EVERY_PAUSE), shape="qwen3_vl", mode="null"),
     Setup("pictures-states", (*LAPS, *EVERY_PAUSE, *NORMAL_LOOP), shape="qwen3_5", mode="null"),
     *([DRAFTS] if compat.release().drafts_in_pauses else []),
-    Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl"),
-]
-pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
+)
+PREFILL = Setup("pictures-prefill", (*LAPS, *EVERY_LAYER, *NORMAL_LOOP), shape="qwen2_5_vl")
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("clean")]
 COUNT = 40
 
 
@@ -82,6 +82,7 @@ def crowd(prefill: Prefill, number: int) -> list[Shown]:
     return [one(i) for i in range(COUNT)]
 
 
+@on(*DECODING, PREFILL)[0]
 def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill: Prefill) -> None:
     """Lets a third of the clients disconnect or abort."""
     name = str(prefill.setup.shape)
@@ -90,10 +91,7 @@ def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill:
         before, asked = preemptions(prefill), crowd(prefill, i)
         some_leave([*asked], random.Random(i))
         asyncio.run(at_once(prefill, [*asked]))
-        for a in asked:
-            assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
-            right = answers(name).greedy(a.says, a.pictures, len(a.tokens)) if a.tokens else []
-            assert a.tokens == right, f"{a.rid}, {len(a.pictures)} pictures"
+        must_be_right(asked, name)
         prefill.all_tokens_are_free()
         stayed = [a for a in asked if a.leaves_s is None and a.steps]
         if stayed:  # as many steps as alone, so the draft model saw the pictures of its own prompt
@@ -101,3 +99,31 @@ def test_every_token_is_right_with_pictures_among_paused_and_preempting(prefill:
         return preemptions(prefill) > before
 
     until_seen(once, "a batch preempts")
+
+
+@on(*DECODING)[0]
+def test_an_abort_ends_a_paused_prompt_with_pictures(prefill: Prefill) -> None:
+    def abandoned() -> int:
+        return int(prefill.get("/laps_status")["decode"]["abandoned_passes"])
+
+    before, name = abandoned(), str(prefill.setup.shape)
+
+    def once(i: int) -> bool:
+        rng, asked = random.Random(i), crowd(prefill, 100 + i)
+        for a in asked:
+            if len(a.pictures) > 1:
+                a.leaves_s, a.aborts = 0.1 * rng.random(), True
+        asyncio.run(at_once(prefill, [*asked]))
+        must_be_right(asked, name)
+        prefill.all_tokens_are_free()
+        return abandoned() > before
+
+    until_seen(once, "a prompt is aborted in a pause")
+
+
+def must_be_right(asked: list[Shown], name: str) -> None:
+    """Require that all received tokens are right, and that clients that stayed received all tokens."""
+    for a in asked:
+        assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
+        right = answers(name).greedy(a.says, a.pictures, len(a.tokens)) if a.tokens else []
+        assert a.tokens == right, f"{a.rid}, {len(a.pictures)} pictures"

@@ -134,7 +134,7 @@ class Runner(SimpleNamespace):
             prefill_cuda_graph_runner="graphs",
             eager_runner=SimpleNamespace(load_batch=lambda b: b),
             attn_backend=SimpleNamespace(init_forward_metadata=metadata),
-            model_config=SimpleNamespace(quantization=None, vocab_size=16),
+            model_config=SimpleNamespace(quantization=None, vocab_size=16, hidden_size=HIDDEN),
         )
 
     @contextmanager

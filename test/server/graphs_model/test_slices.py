@@ -117,9 +117,12 @@ def test_with_drafts_a_pass_ends_in_a_pause_once_it_is_known_what_they_follow() 
     for states, known in ((None, False), (torch.ones(7, 3 * HIDDEN), True)):
         result.learn(SimpleNamespace(logits_output=SimpleNamespace(hidden_states=states)))
         assert result.known == known
-    output: Any = result.of(SimpleNamespace(batch_size=2, input_ids=torch.zeros(43)))
-    assert output.logits_output.next_token_logits.shape == (2, runner.model_config.vocab_size)
-    assert output.logits_output.hidden_states.shape == (43, 3 * HIDDEN)
+    for pictures in (False, True):
+        ended = SimpleNamespace(batch_size=2, input_ids=torch.zeros(43), contains_mm_inputs=lambda: pictures)  # noqa: B023
+        output: Any = result.of(ended).logits_output
+        assert output.next_token_logits.shape == (2, runner.model_config.vocab_size)
+        assert output.hidden_states.shape == (43, 3 * HIDDEN)
+        assert (output.mm_input_embeds is not None) == pictures
     for algorithm in (SpeculativeAlgorithm.NONE, SpeculativeAlgorithm.STANDALONE):
         runner.spec_algorithm = algorithm
         assert NoResult(runner).known
