@@ -30,11 +30,11 @@ SETUPS = tuple(
     )
     for name, flags in LOOPS.items()
 )
-STATES = Setup(
-    "colocated-memory-states",
+WINDOWS = Setup(
+    "colocated-memory-windows",
     (*LAPS, *EVERY_PAUSE, *HICACHE, *PAGES),
     devices.with_path({}, PLUGIN),
-    "qwen3next",
+    "gptoss",
     mode="null",
 )
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("clean")]
@@ -58,7 +58,7 @@ async def until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int
     return most
 
 
-@on(*SETUPS, STATES)[0]
+@on(*SETUPS, WINDOWS)[0]
 def test_prefixes_come_back_from_the_host_while_streams_go_on(prefill: Prefill, reference: Reference) -> None:
     before = steps_in_pauses(prefill)
 
