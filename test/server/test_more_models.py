@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import lean
 import more_models
 import pytest
 from rounds import until_seen
@@ -18,7 +19,7 @@ SETUPS = [
 ]
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not more_models.ASKED, reason="takes some minutes; LAPS_MORE_MODELS=1 runs it"),
+    pytest.mark.skipif(not lean.MORE, reason="takes some minutes; LAPS_MORE_MODELS=1 runs it"),
     *on(*SETUPS),
 ]
 

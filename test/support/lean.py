@@ -11,19 +11,26 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-import more_models
-
 GPU = Path("/dev/nvidiactl")
 NO_GPU = Path(__file__).parent / "no_gpu"
+MORE = "LAPS_MORE_MODELS" in os.environ
+"""True if the models of ``more_models`` are tested, too."""
+_LATE = ("falcon_h1", "granitemoehybrid")
+_MORE = (
+    *_LATE,
+    *("apertus", "arcee", "commandr", "gemma", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "hunyuan_v3"),
+    *("laguna", "mellum", "minicpm3", "ministral3", "mistral", "olmo2", "olmoe", "qwen3_5_text", "stablelm"),
+    "starcoder2",
+)
 MODELS = (
     *("qwen2", "qwen2_eagle", "qwen2_moe", "qwen3", "qwen3_moe", "llama", "mixtral", "gemma2", "gemma3_causal", "glm4"),
     *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn", "llama_eagle3"),
     *("qwen2_5_vl", "qwen3_vl", "qwen3_next", "qwen3_next_mtp", "qwen3_5", "qwen3_5_mtp", "nemotron_h"),
     *("mimo_v2", "mimo_v2_nextn"),
-    *(more_models.MODULES if more_models.ASKED else ()),
+    *(_MORE if MORE else ()),
 )
 """Models that the tests serve, as SGLang names their modules."""
-LATE = ("nemotron_h", *more_models.LATE)
+LATE = ("nemotron_h", *_LATE)
 """Models whose import sets up the platform and Prometheus, which each server must do itself."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the environment variable that sets them at process start."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from benchmark.rig.checkpoints import DEEPSEEK, EXPERTS, Architecture
 
-ASKED = "LAPS_MORE_MODELS" in os.environ
 HEADS = {"head_dim": 16}
 WINDOWS = {**HEADS, "sliding_window": 128}
 LAYERS = {"layer_types": [*["sliding_attention"] * 5, "full_attention"]}
@@ -66,11 +64,3 @@ ALL: Mapping[str, Architecture] = {
     "stablelm": Architecture("StableLm", {}),
     "starcoder2": Architecture("Starcoder2", {}),
 }
-LATE = ("falcon_h1", "granitemoehybrid")
-MODULES = (
-    *LATE,
-    *("apertus", "arcee", "commandr", "gemma", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "hunyuan_v3"),
-    *("laguna", "mellum", "minicpm3", "ministral3", "mistral", "olmo2", "olmoe", "qwen3_5_text", "stablelm"),
-    "starcoder2",
-)
-"""SGLang's modules of these models; ``LATE``: see ``lean.LATE``."""
