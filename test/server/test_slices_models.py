@@ -261,6 +261,6 @@ def test_the_manual_says_where_each_architecture_is_paused(prefill: Prefill) -> 
 def test_the_manual_names_each_architecture_that_is_tested() -> None:
     tested = {f"{architectures.ALL[n].family}ForCausalLM" for n in NAMES}
     assert tested <= set(table())
-    more = re.search(r"^Under load compared.*", DOCS.read_text(), re.MULTILINE)
+    more = re.search(r"^Answers under load.*", DOCS.read_text(), re.MULTILINE)
     assert more is not None
     assert re.findall(r"`(\w+)`", more[0]) == [a.family for a in more_models.ALL.values()]
