@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from http.client import HTTPConnection, HTTPException
 
 import pytest
 from faults import proxies, wire
-from faults.evidence import MARKER, Evidence
+from faults.evidence import DIED, MARKER, Evidence
 from faults.proxies import Proxy
 
 from benchmark.rig.servers import free_port
@@ -110,6 +111,24 @@ def test_it_refuses_and_comes_back() -> None:
                     await b.ask_on(kept)
             await b.proxy.mode(proxies.PASS)
             assert await b.ask() == ALL
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_request_that_nobody_has_read_is_reset_with_evidence(taken: bool) -> None:
+    """``taken``: the proxy has accepted the connection; otherwise only the kernel has."""
+
+    async def run() -> None:
+        async with bench() as b:
+            with contextlib.closing(socket.create_connection(("127.0.0.1", b.proxy.port), timeout=60)) as sent:
+                while taken and not b.proxy._links:
+                    await asyncio.sleep(0.01)
+                sent.sendall(b"POST /x HTTP/1.1\r\n%b: 7\r\n\r\n" % MARKER.encode())
+                b.proxy.refuse()
+                with pytest.raises(ConnectionResetError):
+                    await asyncio.to_thread(sent.recv, 1)
+            assert b.what(7) == [DIED]
 
     asyncio.run(run())
 

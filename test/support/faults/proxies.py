@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import random
 import re
+import select
 import socket
 import struct
+from typing import Any
 
 from benchmark.rig.servers import HOST
 from faults.evidence import DIED, HANG, MARKER, STORM_WORDS, Evidence
@@ -54,6 +56,12 @@ class Link:
         else:
             self.answered = data.endswith(LAST_CHUNK)
 
+    def brings_request(self) -> bool:
+        """Return True if bytes have come that nobody has read."""
+        waiting: Any = self.reader
+        arrived, *_ = select.select([self.writer.get_extra_info("socket")], [], [], 0.0)
+        return bool(waiting._buffer or arrived)
+
     def end(self, *, abrupt: bool) -> None:
         """Close both connections; ``abrupt``: with an RST."""
         if self.back:
@@ -79,6 +87,9 @@ class Proxy:
         self._evidence = evidence
         self._rng = random.Random(seed)
         self._listener: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self._late: set[asyncio.Task[None]] = set()
+        """Connections that the kernel accepted and nobody had taken when the proxy began to refuse."""
         self._links: set[Link] = set()
         self._mode = PASS
         self._speaks = asyncio.Event()
@@ -92,17 +103,28 @@ class Proxy:
     async def listen(self) -> None:
         """Accept connections."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(
-                self._accept, HOST, self.port, limit=HEAD_LIMIT, reuse_address=True
-            )
+            self._socket = socket.create_server((HOST, self.port))
+            self._listener = await asyncio.start_server(self._accept, sock=self._socket, limit=HEAD_LIMIT)
 
     def refuse(self) -> None:
-        """Stop accepting: the kernel refuses new connections; kept connections are reset when they bring a request."""
-        if self._listener is not None:
+        """Stop accepting: the kernel refuses new connections; kept connections are reset when they bring a request.
+
+        No request is reset before its number is read: otherwise no evidence would excuse its router.
+        """
+        if self._listener is not None and self._socket is not None:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken = asyncio.ensure_future(self._take(self._socket.accept()[0]))
+                    self._late.add(taken)
+                    taken.add_done_callback(self._late.discard)
             self._listener.close()
-            self._listener = None
-        for link in [link for link in self._links if link.answered]:
+            self._listener = self._socket = None
+        for link in [link for link in self._links if link.answered and not link.brings_request()]:
             link.end(abrupt=True)
+
+    async def _take(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            await self._accept(*await asyncio.open_connection(sock=connection, limit=HEAD_LIMIT))
 
     async def mode(self, mode: str) -> None:
         """Set the mode for requests from now on. The end of silence resets all connections, as after a reboot."""
@@ -124,7 +146,7 @@ class Proxy:
     async def close(self) -> None:
         """Close everything."""
         self.refuse()
-        while self._links:
+        while self._links or self._late:
             for link in list(self._links):
                 link.end(abrupt=True)
             await asyncio.sleep(0.01)
