@@ -101,4 +101,4 @@ def make(folder: Path, name: str) -> Path:
     that is neither in NAMES, nor in ``pictures.NAMES``, nor in ``more_models.ALL``."""
     if name in pictures.NAMES:
         return pictures.make(folder, name)
-    return checkpoints.make(folder, name, ALL[name] if name in ALL else more_models.ALL[name])
+    return checkpoints.make(folder, name, {**more_models.ALL, **ALL}[name])
