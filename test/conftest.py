@@ -15,16 +15,16 @@ import lean
 import pytest
 import warm
 from hypothesis import HealthCheck, settings
-from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, started
+from served import SEVERAL_SERVERS, Prefill, Reference, Setup, SharedServers, make_checkpoint, run_prefill_server
 
 from benchmark.rig import servers
 
 PORTS = 17_280
 """First port of the workers: above the ports that Mooncake chooses, below those of SGLang and ``servers.PORTS``."""
-BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
+RUN_ALONE = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
 """Test files that start several servers."""
 DEMOS = "demos"
-"""Scope (one process) in which the files of ``BY_THEMSELVES`` run."""
+"""Scope (one process) in which the files of ``RUN_ALONE`` run."""
 IN_PROCESS = "server"
 """Folder of tests that import SGLang themselves; they share one process because the import is slow."""
 
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     apart from the ports of commands that tests start."""
     os.environ.update({**lean.environment(), **warm.ENV})
     os.environ.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", "120")  # seconds: a busy machine needs them for a token
-    os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
+    os.environ.setdefault(warm.ADDRESS_VARIABLE, f"laps-{uuid.uuid4()}")
     servers.execute = warm.SGLANG.start
     if not lean.GPU.exists():
         sys.path.insert(0, str(lean.NO_GPU))
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def scope(nodeid: str) -> str:
     """Return the scope of a test from its id: its server or its file. The tests of a scope run in one process."""
     file = nodeid.partition("::")[0]
-    if Path(file).name in BY_THEMSELVES:
+    if Path(file).name in RUN_ALONE:
         return DEMOS
     if server := re.search(r"@([\w-]+)\]$", nodeid):
         return server[1]
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     count = Counter(scopes)
     first = {setup: i for i, setup in reversed(list(enumerate(setups)))}
 
-    longest = {SEVERAL: 0, DEMOS: 1}
+    longest = {SEVERAL_SERVERS: 0, DEMOS: 1}
 
     def key(i: int) -> tuple[int, bool, int, str, int, int]:
         setup, rank = setups[i], longest.get(scopes[i], 2)
@@ -104,21 +104,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def beside() -> Iterator[Beside]:
+def shared_servers() -> Iterator[SharedServers]:
     """Provide servers that run beside the prefill server."""
-    running = Beside()
+    running = SharedServers()
     yield running
     running.close()
 
 
 @pytest.fixture(scope="session")
 def prefill(
-    request: pytest.FixtureRequest, beside: Beside, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, shared_servers: SharedServers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prefill]:
     """Provide the running server that the test's marks name."""
     setup: Setup = request.param
-    beside.of(setup.group or setup.name)
-    with started(setup, tmp_path_factory.mktemp(setup.name)) as running:
+    shared_servers.switch_to_group(setup.group or setup.name)
+    with run_prefill_server(setup, tmp_path_factory.mktemp(setup.name)) as running:
         yield running
 
 
@@ -126,7 +126,7 @@ def prefill(
 def clean(prefill: Prefill) -> Iterator[None]:
     """Require after the test that the server is unharmed."""
     yield
-    prefill.must_be_clean()
+    prefill.require_unharmed()
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def reference(prefill: Prefill, references: dict[Path, Reference], run_folder: Path) -> Reference:
     """Provide the server's model under transformers."""
-    folder = checkpoint(prefill.setup.shape)
+    folder = make_checkpoint(prefill.setup.shape)
     if folder not in references:
         references[folder] = Reference(folder, run_folder / "references")
     return references[folder]

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
     return folder
 
 
+@cache
 def corpus() -> list[str]:
     """Return the repository's own text, on which the tokenizer is trained."""
     files = [REPO / "LICENSE", REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -70,8 +72,8 @@ def corpus() -> list[str]:
 
 
 def key(contents: object) -> str:
-    """Return ten characters that change with these contents (JSON-ready)."""
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:10]
+    """Return ten characters that change with these contents (JSON-ready), and with the text of the tokenizer."""
+    return hashlib.sha256(json.dumps([contents, corpus()], sort_keys=True).encode()).hexdigest()[:10]
 
 
 def once(out: Path, write: Callable[[Path], None]) -> Path:

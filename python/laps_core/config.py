@@ -94,7 +94,7 @@ class Knobs:
         try:
             # An object becomes a tuple of pairs, so that repeated keys are found; an array becomes a list.
             pairs = json.loads(text or "{}", object_pairs_hook=lambda pairs: tuple(pairs))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ConfigError(f"{cls.JSON_FLAG}: not JSON: {e}") from None
         if not isinstance(pairs, tuple):
             raise ConfigError(f"{cls.JSON_FLAG}: not a JSON object")

@@ -33,6 +33,11 @@ def unit_of(page_size: int, align: int | None) -> int:
     return math.lcm(page_size, align or 1)
 
 
+def whole_units(tokens: int, unit: int) -> int:
+    """Return `tokens`, rounded up to whole units: pages, which SGLang counts of each request, or units of chunks."""
+    return -(-tokens // unit) * unit
+
+
 def usable_threshold(threshold: int, chunk_tokens: int | None, page_size: int) -> int:
     """Return the threshold (tokens), lowered to what a chunk can hold.
 

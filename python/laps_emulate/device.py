@@ -10,7 +10,8 @@ import math
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from sglang_laps.armed import Armed, SliceOrder
+from sglang_laps.armed import SliceOrder
+from sglang_laps.stand_in import StandIn
 
 from laps_emulate.events import DeviceModule
 from laps_emulate.record import Record
@@ -21,11 +22,9 @@ PREFILLS, DECODE, MIXED = ("EXTEND", "MIXED"), "DECODE", "MIXED"
 """Forward modes whose steps are emulated; steps of other modes take the time of the tiny model."""
 
 
-class EmulatedDevice(Armed):
+class EmulatedDevice(StandIn):
     """Wraps one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers and,
     if a layer lasts too long, between its operators. Attention cannot be divided."""
-
-    pause_s = 0.0
 
     def __init__(
         self,

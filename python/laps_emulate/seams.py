@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sglang_laps.seams import Seam
 
-_HOST, _EMULATED = "no GPU", "emulated devices"
 _SCHEDULER = "managers.scheduler.Scheduler"
 _DRAFTS = (
     "eagle_utils.build_tree_kernel_efficient_func",
@@ -38,53 +37,44 @@ _STATES = (
 """Kernels of linear attention and state spaces, and names by which models choose or call these kernels."""
 
 SEAMS: tuple[Seam, ...] = (
-    Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),
-    Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", _HOST, "args"),
+    Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", "parser"),
+    Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", "args"),
     Seam(
         "model_executor.model_runner.ModelRunner.forward",
-        *("set", "device", _EMULATED),
+        *("set", "device"),
         "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
     ),
-    Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "install", _EMULATED, "self"),
-    Seam(f"{_SCHEDULER}.init_overlap", "hooked", "install", _EMULATED, "self"),
-    Seam(f"{_SCHEDULER}.[device_module]", "set", "install", _EMULATED, None),
-    Seam(f"{_SCHEDULER}.run_batch", "hooked", "install", _EMULATED, "self, batch, pp_proxy_tensors="),
-    Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "install", _EMULATED, "self, recv_req"),
+    Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "install", "self"),
+    Seam(f"{_SCHEDULER}.init_overlap", "hooked", "install", "self"),
+    Seam(f"{_SCHEDULER}.[device_module]", "set", "install", None),
+    Seam(f"{_SCHEDULER}.run_batch", "hooked", "install", "self, batch, pp_proxy_tensors="),
+    Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "install", "self, recv_req"),
     *(
-        Seam(f"layers.attention.torch_native_backend.TorchNativeAttnBackend.{n}", "set", "install", _EMULATED, None)
+        Seam(f"layers.attention.torch_native_backend.TorchNativeAttnBackend.{n}", "set", "install", None)
         for n in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
     ),
-    Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host", _HOST, None),
-    Seam("platforms.interface.SRTPlatform", "overridden", "host", _HOST, None),
-    Seam(
-        "disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
-        *("set", "host", _HOST, None),
-    ),
-    Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
-    Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
-    Seam("distributed.device_communicators.pynccl.PyNcclCommunicator", "set", "host", _HOST, None),
-    Seam("layers.moe.token_dispatcher.base.BaseDispatcher", "overridden", "host", _HOST, None),
-    Seam(
-        "layers.moe.fused_moe_triton.layer.create_moe_dispatcher",
-        *("set", "host", _HOST, "moe_runner_config, quant_method"),
-    ),
-    Seam(
-        "layers.moe.fused_moe_native.moe_forward_native",
-        *("set", "host", _HOST, "layer, x, topk_output, moe_runner_config"),
-    ),
-    Seam("batch_overlap.operations_strategy.torch", "set", "host", _HOST, None),
-    Seam("batch_overlap.operations_strategy.DeepEPConfig", "set", "host", _HOST, None),
-    Seam("layers.moe.ep_moe.layer.DeepEPMoE.[deprecate_flag]", "set", "host", _HOST, None),
-    Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
-    Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),
-    Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),
-    Seam("models.qwen2_moe.fused_gate_sigmoid_mul_add", "set", "host", _HOST, None),
-    Seam("layers.logits_processor.fused_softcap", "set", "host", _HOST, None),
-    Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
-    Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
-    *(Seam(f"speculative.{name}", "set", "host", _HOST, None) for name in _DRAFTS),
-    *(Seam(name, "set", "host", _HOST, None) for name in _STATES),
-    Seam("mem_cache.allocation.assign_req_to_token_pool_func", "set", "host", _HOST, None),
-    Seam("managers.overlap_utils.gather_spec_extras", "set", "host", _HOST, None),
-    Seam("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", "set", "host", _HOST, "server_args"),
+    Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host", None),
+    Seam("platforms.interface.SRTPlatform", "overridden", "host", None),
+    Seam("disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices", "set", "host", None),
+    Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", None),
+    Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", None),
+    Seam("distributed.device_communicators.pynccl.PyNcclCommunicator", "set", "host", None),
+    Seam("layers.moe.token_dispatcher.base.BaseDispatcher", "overridden", "host", None),
+    Seam("layers.moe.fused_moe_triton.layer.create_moe_dispatcher", "set", "host", "moe_runner_config, quant_method"),
+    Seam("layers.moe.fused_moe_native.moe_forward_native", "set", "host", "layer, x, topk_output, moe_runner_config"),
+    Seam("batch_overlap.operations_strategy.torch", "set", "host", None),
+    Seam("batch_overlap.operations_strategy.DeepEPConfig", "set", "host", None),
+    Seam("layers.moe.ep_moe.layer.DeepEPMoE.[deprecate_flag]", "set", "host", None),
+    Seam("layers.dp_attention.memcpy_func", "set", "host", None),
+    Seam("managers.data_parallel_controller.sock_recv", "set", "host", "socket, flags="),
+    Seam("model_executor.forward_batch_info._is_cpu", "set", "host", None),
+    Seam("models.qwen2_moe.fused_gate_sigmoid_mul_add", "set", "host", None),
+    Seam("layers.logits_processor.fused_softcap", "set", "host", None),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", "self"),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", "self"),
+    *(Seam(f"speculative.{name}", "set", "host", None) for name in _DRAFTS),
+    *(Seam(name, "set", "host", None) for name in _STATES),
+    Seam("mem_cache.allocation.assign_req_to_token_pool_func", "set", "host", None),
+    Seam("managers.overlap_utils.gather_spec_extras", "set", "host", None),
+    Seam("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", "set", "host", "server_args"),
 )

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tabulate import tabulate
-
 
 @dataclass
 class Table:
@@ -24,6 +22,8 @@ class Table:
 
     def grid(self, style: str) -> str:
         """Return heads and rows in ``style``, a format of tabulate."""
+        from tabulate import tabulate
+
         align = ["left", *["right"] * (len(self.heads) - 1)]
         return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
 

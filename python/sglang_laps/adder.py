@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from laps_core.length import SHORT
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -79,8 +79,9 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
             return AddReqResult.OTHER
         result = super().add_one_req(req, *args, **kwargs)
         if result is AddReqResult.NO_TOKEN and all(self._classes.class_of(r) == SHORT for r in self.can_run_list):
-            needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
-            self._note_lack(needed + self.per_req_token_overhead)
+            # The tokens to be computed include the output of a retracted request.
+            output = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
+            self._note_lack(len(req.full_untruncated_fill_ids) + output + self.per_req_token_overhead)
         return result
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:

@@ -19,6 +19,9 @@ from sglang_laps import seams
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _HEADER = RECEIPT_HEADER.encode()
+LONGEST_HEADER = 3000
+"""Longest receipt in a header (bytes): proxies refuse long headers, and a character of an id can take 12 bytes. A
+longer receipt leaves out the other requests' ids."""
 _asked: ContextVar[list[HeaderReceipt] | None] = ContextVar("laps_receipts", default=None)
 """Receipts of the current HTTP request, if its client asks for the header; else None."""
 _arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
@@ -47,7 +50,11 @@ class HeaderReceipt(NamedTuple):
         if self.in_time:
             us = round(1e6 * (time.perf_counter() - _arrival.get())) - round(1e3 * self.receipt["ttft_ms"])
             Outside(0, us).add_to(self.receipt)
-        return json.dumps(self.receipt, separators=(",", ":")).encode()
+        text = json.dumps(self.receipt, separators=(",", ":"))
+        if len(text) > LONGEST_HEADER:
+            left_out = self.receipt["left_out"] + len(self.receipt["behind"])
+            text = json.dumps({**self.receipt, "behind": [], "left_out": left_out}, separators=(",", ":"))
+        return text.encode()
 
 
 class Outside(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import NamedTuple
 
 Pause = Callable[[float], bool]
 """Function called between two slices with the number of layers left, which can be a fraction. Returns True if another
@@ -25,45 +25,31 @@ class Abandoned(Exception):
     """Raised by a pause to end the pass there, because all of its requests were aborted."""
 
 
-class Cutter(Protocol):
-    """Interface of an object that runs passes of one model runner in slices."""
+class Cutter:
+    """Base class of an object that runs passes of one model runner in slices."""
 
     layers: int
     """Layers of the model."""
     operators: int
     """Pause points in a layer, without those between blocks of rows."""
+    _armed: SliceOrder | None = None
 
     @property
     def abandons(self) -> bool:
         """Return True if a pass ends when its pause raises ``Abandoned``; the output is then not valid."""
-        ...
+        return False
 
     @property
     def launch_s(self) -> float:
         """Return the shortest host time (seconds) to launch a whole pass in slices, pauses included; 0 if unknown, or
         if the host computes the pass while it launches."""
-        ...
+        return 0.0
 
     @property
     def pause_s(self) -> float:
         """Return the time (seconds) by which a pause without work delays a pass; 0 if unknown, or if the device
         computes during the pause."""
-        ...
-
-    def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
-        """Run the next forward pass as ``SliceOrder`` says; `pause` is called between two slices."""
-        ...
-
-
-class Armed:
-    """Base class with the code that every ``Cutter`` shares."""
-
-    _armed: SliceOrder | None = None
-
-    @property
-    def abandons(self) -> bool:
-        """Return True if a pass ends when its pause raises ``Abandoned``."""
-        return False
+        return 0.0
 
     @contextmanager
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> Iterator[None]:

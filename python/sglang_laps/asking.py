@@ -3,6 +3,7 @@ internal state, because every scheduler answers that request at once, also in th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateR
 
 if TYPE_CHECKING:
     from sglang_laps.receipts import Receipts
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "laps-receipts:"
 _KEY = "laps_receipts"
@@ -27,9 +30,15 @@ async def ask(manager: Any, query: Query) -> list[Mapping[str, Any]]:
 
 
 def answer_query(question: Any, receipts: Receipts | None) -> Any:
-    """Return the answer, or None if the question is not about receipts."""
+    """Return the answer, empty if it fails, or None if the question is not about receipts."""
     text: str = question.rid or ""
     if not text.startswith(_PREFIX):
         return None
-    answer = {} if receipts is None else receipts.answer(text.removeprefix(_PREFIX))
+    answer: dict[str, Any] = {}
+    try:
+        if receipts is not None:
+            answer = receipts.answer(text.removeprefix(_PREFIX))
+    except Exception:
+        # An exception here would end the scheduler, and with it all requests.
+        logger.exception("LAPS: a question about receipts failed")
     return GetInternalStateReqOutput(internal_state={_KEY: answer})

@@ -128,7 +128,14 @@ class Builder:
         if core.decode is not None and running_batch is not None:
             # The flag says that the previous part did not fit; this is another part.
             running_batch.batch_is_full = False
-        self.adder = partial(make, core.classes, note_lack, reserve=reserve, limit=limit, least=least, unit=unit)
+        adder = partial(make, core.classes, note_lack, reserve=reserve, limit=limit, least=least, unit=unit)
+        core.considered = False
+
+        def considering(*args: Any, **kwargs: Any) -> LapsPrefillAdder:
+            core.considered = True
+            return adder(*args, **kwargs)
+
+        self.adder = considering
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
             with _mixing(sched) if rows else nullcontext():
@@ -145,7 +152,7 @@ class Builder:
 
     def _note_lack(self, tokens: int) -> None:
         """Record that the first long prompt found too little memory, unless the prompt exceeds even an empty pool."""
-        self._core.note_lack(tokens < self._scheduler.max_total_num_tokens)
+        self._core.lacking = tokens < self._scheduler.max_total_num_tokens
 
     def _record_build(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler

@@ -3,7 +3,6 @@ prompts in progress are parked here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,19 +48,6 @@ class Chunked:
         """Return True if the chunk that ran last was not sent yet, and count that chunk as sent."""
         unsent, self.unsent = self.unsent, False
         return unsent
-
-    def keep(self, wanted: Callable[[Req], bool]) -> None:
-        """Drop the parked prompts for which `wanted` returns False."""
-        self.parked = [r for r in self.parked if wanted(r)]
-
-    def drop(self, req: Req) -> None:
-        """Drop a parked prompt that has ended."""
-        self.parked.remove(req)
-
-    def take_parked(self) -> list[Req]:
-        """Remove all parked prompts and return them, to start them again."""
-        parked, self.parked = self.parked, []
-        return parked
 
     def abort(self, rid: str, *, every: bool) -> None:
         """Mark parked prompts whose id starts with `rid`, or all, as aborted; they end as soon as that is safe."""

@@ -12,9 +12,9 @@ from laps_core.deadline import due_s
 from laps_core.group.prompt import Prompt
 from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
-from laps_core.policy.queues import DualQueue, Views
-from laps_core.receipts.ledger import Run
+from laps_core.policy.queues import DualQueue, Views, split
 from laps_core.receipts.quoter import Quoted
+from laps_core.receipts.run import Run
 
 from sglang_laps import deadlines
 
@@ -45,7 +45,7 @@ class Tag:
     chunk_s: float = 0.0
     """Time when the last chunk was built; valid only for a prompt in progress."""
     looked: int = -1
-    """Number of batches built before the last lookup in the prefix cache."""
+    """Number of batches built before the last lookup in the prefix cache; -1 until the first one is over."""
     prompt: Prompt | None = None
     """The prompt as a group of data-parallel ranks last saw it."""
     runs: list[Run] = field(default_factory=list)
@@ -100,9 +100,10 @@ class Classes:
 
     def _look(self, req: Req, tag: Tag) -> None:
         tag.history = min(self._cached(req), req.seqlen - 1)
-        tag.new_tokens, tag.at_least, tag.looked = req.seqlen - tag.history, 0, self.batches
+        tag.new_tokens, tag.at_least = req.seqlen - tag.history, 0
         if self.watch is not None:
             self.watch(req, tag, self._class(tag))
+        tag.looked = self.batches
 
     def views(self, queue: list[Req]) -> Views[Req]:
         """Return a read-only view of the waiting requests of each class."""
@@ -152,5 +153,5 @@ class Classes:
             arrival = deadlines.arrival(req, now)
             return known or Tag(arrival, arrival, new_tokens=req.seqlen)
 
-        views = self._dual.peek(queue, lambda req: self._class(tag_of(req)))
+        views = split(queue, lambda req: self._class(tag_of(req)))
         return {cls: list(map(tag_of, views.of(cls))) for cls in CLASSES}

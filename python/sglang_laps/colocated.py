@@ -92,7 +92,8 @@ class Colocated(Pauses):
 
     def retract_parked(self) -> None:
         """Queue all parked prompts again from their start, for example because the server pauses for new weights."""
-        sched, parked = self._scheduler, self._core.chunked.take_parked()
+        sched, chunked = self._scheduler, self._core.chunked
+        parked, chunked.parked = chunked.parked, []
         if not parked:
             return
         retract_all(

@@ -44,6 +44,7 @@ RELEASES: dict[str, Release] = {
             f"{_SCHEDULER}.update_running_batch": "0413ac479d78",
             f"{_SCHEDULER}.maybe_send_cached_prefix_chunk": "self, req",
             f"{_LOOPS}.event_loop_overlap_disagg_prefill": "7daecdd84fba",
+            "utils.device_timer.DeviceTimer.wrap": "62ee7bc99632",
         },
         guards_early_send=False,
         asks_for_nccl=False,

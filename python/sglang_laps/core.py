@@ -19,7 +19,7 @@ from laps_core.policy.types import LOOKAHEAD, Paused, Plan
 from sglang_laps.chunked import Chunked, Req
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Flight, Part, Queues, Totals, as_waiting
-from sglang_laps.priority import Priority, as_paused
+from sglang_laps.priority import Priority
 
 
 class LapsCore:
@@ -49,6 +49,8 @@ class LapsCore:
         """Batches that run in slices; the last in the list runs now."""
         self.lacking = False
         """True if the first long prompt found too little memory at the last try."""
+        self.considered = True
+        """False if SGLang's builder has looked at no request of the last part: no request may start now."""
         self.asks_again = False
         """True if a short batch is held back, or other long prompts must be tried: the next round must not wait."""
         self.decodes = False
@@ -139,7 +141,14 @@ class LapsCore:
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Return the state of `flight` in a pause, with `layers_left` of its `layers` still to run."""
-        return as_paused(flight, self.under_way, self.pacer, self._priority, layers_left, layers)
+        whole_s = self.pacer.model.predict(flight.shape)
+        seen = [as_waiting(r, self._priority.of(r)) for f in self.under_way for r in f.reqs]
+        first = min((w.priority for w in seen), default=0)
+        due = min((w.deadline_s for w in seen if w.deadline_s is not None), default=None)
+        work = len(self.under_way), first, self.pacer.sizes.weight(seen), due
+        if whole_s is None:
+            return Paused(float("inf"), *work)
+        return Paused(whole_s * layers_left / layers, *work, whole_s * flight.layers / (layers * flight.parts))
 
     # -- what the batch builder is shown
 
@@ -156,22 +165,19 @@ class LapsCore:
                 carries = plan.decode == "carried" and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
-            self.note_lack(False)
+            self.lacking = False
             picked = [queues.long[i] for i in plan.long.picked]
             first = next((r for r in picked if r in queues.begun), None)
             joining = [queues.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
             carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
-            self._record_skipped([r for r in picked if r is not first], queues)
+            if self.considered:
+                self._record_skipped([r for r in picked if r is not first], queues)
             # Memory is reserved for a prompt in progress, so it can go on even if another prompt cannot start.
             for req in queues.begun if not beside else ():
                 if req is not first:
                     yield Part(LONG, [], req, plan.long.tokens, whole=False)
-
-    def note_lack(self, lacking: bool) -> None:
-        """Record whether the first long prompt found too little memory."""
-        self.lacking = lacking
 
     def _record_skipped(self, picked: list[Req], queues: Queues) -> None:
         """Skip the picked prompts, of which the builder made no batch, until a batch runs or all prompts were tried."""
@@ -252,22 +258,24 @@ class LapsCore:
         """Remove and return the flight of this batch; None if the batch has no flight."""
         return self._flights.pop(batch.forward_iter, None)
 
-    def record_result(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
-        """Record that the result of a flight is processed; return the totals of the flight by class."""
+    def record_result(self, flight: Flight, now: float) -> None:
+        """Record that the result of a flight is processed."""
         below = self.under_way[-1] if self.under_way else None
         took_s = flight.lasted_s = self.pacer.record_result(flight, below, now)
         self.abandoned += flight.abandoned
         if flight.rows and self.decode is not None:
             end = flight.done or now
             self.decode.record_step(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
-        for cls, req in flight.served():
+        for (cls, req), (new, _) in zip(flight.served(), flight.shape, strict=False):
             # A request that was retracted before its result was processed has no answer, and waits again.
             if req is not flight.cut and req.laps_tag is not None:
                 self.pacer.slo.record(now, cls, now - req.laps_tag.arrival, req.laps_tag.slo_s)
-        done = flight.totals()
-        for cls, total in done.items():
-            self.totals[cls].add(total)
-        return done
+            self.totals[cls].requests += 1
+            self.totals[cls].tokens += new
+        # The device time of an abandoned batch counts, its requests do not.
+        if flight.reqs or flight.abandoned:
+            self.totals[flight.cls].batches += 1
+            self.totals[flight.cls].busy_s += took_s
 
     def record_decode_step(self, begin: float, end: float, *, streams: int, within: bool, beside: bool = False) -> None:
         """Record a decode step that occupied the device. `within`: in a pause of the batch that was paused last.

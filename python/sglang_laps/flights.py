@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from laps_core.length import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT, ClassName, whole_units
 from laps_core.policy.types import Running, Waiting
-from laps_core.receipts.ledger import Run
+from laps_core.receipts.run import Run
 
 from sglang_laps.chunked import Req
 from sglang_laps.classes import Tag
@@ -42,7 +42,7 @@ class Part:
     def limit(self, unit: int, page: int) -> int | None:
         """Return the most new tokens of the prompt in progress, the only request that is cut: the tokens left when all
         queued requests run whole; None = no limit. `unit`, `page`: see LapsCore."""
-        left = self.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in self.queue)
+        left = self.tokens - sum(whole_units(r.laps_tag.new_tokens, page) for r in self.queue)
         return left // unit * unit if self.slot is not None and left >= unit else None
 
 
@@ -79,16 +79,6 @@ class Flight(Running):
         """Return the requests whose prompts the batch has prefilled, each with its class."""
         return [] if self.abandoned else [(SHORT if i in self.short else LONG, r) for i, r in enumerate(self.reqs)]
 
-    def totals(self) -> dict[ClassName, Totals]:
-        """Return the totals of the batch by class; call this once the result is processed."""
-        # The device time of an abandoned batch counts, its requests do not.
-        done = {self.cls: Totals()} if self.abandoned else dict[ClassName, Totals]()
-        for (cls, _), (new, _) in zip(self.served(), self.shape, strict=False):
-            done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
-        if self.cls in done:
-            done[self.cls].add(Totals(1, 0, 0, self.lasted_s))
-        return done
-
 
 @dataclass(slots=True)
 class Totals:
@@ -98,13 +88,6 @@ class Totals:
     requests: int = 0
     tokens: int = 0
     busy_s: float = 0.0
-
-    def add(self, other: Totals) -> None:
-        """Add the counters of `other`."""
-        self.batches += other.batches
-        self.requests += other.requests
-        self.tokens += other.tokens
-        self.busy_s += other.busy_s
 
 
 def as_waiting(req: Req, priority: int = 0, *, begun: bool = False) -> Waiting:

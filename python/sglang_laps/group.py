@@ -12,12 +12,13 @@ import torch
 from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.group.hold import FirstHold
 from laps_core.group.learning import GroupModel, GroupSample, proportions
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S
-from laps_core.length import LONG
+from laps_core.length import LONG, SHORT, ClassName, whole_units
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
 
@@ -69,12 +70,14 @@ class Group:
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
         self._planner = GroupPlanner(
-            self._model.cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead
-        )
+            self._model.cost, chunk=chunk, page=core.page, unit=core.unit,
+            guard=guard, layers=layers, slice_s=slice_s, overhead=overhead,
+        )  # fmt: skip
         self._decided: tuple[list[Menu], Choice] | None = None
         """Menus and choice of the step that all ranks are about to run."""
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
         self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
+        self._hold = FirstHold()
         self._ran = NOTHING
         self._round = 0
         """Number of rounds so far, equal on every rank."""
@@ -107,6 +110,8 @@ class Group:
         self._model.settle()
         planner.cost = self._model.cost
         ready = self._model.ready
+        begun = len(queues.begun)
+        self._hold.update(now, (*queues.short, *queues.long[begun:]), lacking=self._core.lacking)
         prompts, at = self._prompts(queues) if ready else ([], [])
         decode = self._core.decode
         due = (
@@ -134,8 +139,11 @@ class Group:
         picks = planner.picks(choice)
         if not picks:
             return nothing
+        picked = {i: (queues.short if at[i][0] else queues.long)[at[i][1]] for i, _ in picks}
+        first = None if planner.first is None else picked.get(planner.first)
+        self._hold.record_picks(picked.values(), first, queues.begun)
         shorts, longs = (tuple(at[i][1] for i, _ in picks if at[i][0] is short) for short in (True, False))
-        tokens = sum(n for _, n in picks)
+        tokens = sum(whole_units(n, self._core.page) for _, n in picks)
         return nothing._replace(order=(LONG,), picked=shorts, long=LongBatch(longs, tokens), mixed=bool(shorts))
 
     def start_step(self) -> int:
@@ -191,17 +199,26 @@ class Group:
     def _prompts(self, queues: Queues) -> tuple[list[Prompt], list[tuple[bool, int]]]:
         """Return the prompts that wait on this rank, each with its class (True = short) and its index in that class.
 
-        Only one prompt between two of its chunks is included, because SGLang has one slot for such prompts.
+        Only one prompt between two of its chunks is included, because SGLang has one slot for such prompts. Requests
+        that stand back for another are left out.
         """
-        begun = len(queues.begun)
+        begun, hold = len(queues.begun), self._hold
+
+        def may_start(req: Any, cls: ClassName) -> bool:
+            return cls not in hold.held or req is hold.first
+
         longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(queues.long)]
         going = min(
             range(begun),
             key=lambda i: longs[i].since_s if self._planner.oldest_first else longs[i].tokens,
             default=None,
         )
-        shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(queues.short[:LOOKAHEAD])]
-        others = [(queues.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]
+        shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(queues.short[:LOOKAHEAD]) if may_start(r, SHORT)]
+        others = [
+            (r, w, (False, i))
+            for i, (r, w) in enumerate(zip(queues.long, longs, strict=True))
+            if (may_start(r, LONG) if i >= begun else i == going)
+        ]
         found = [(self._prompt(r, w), at) for r, w, at in (*shorts, *others)]
         return [p for p, _ in found], [at for _, at in found]
 

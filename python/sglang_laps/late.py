@@ -39,7 +39,8 @@ class Late:
         received = receive()
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         until_s = core.look(time.perf_counter(), sched.waiting_queue)
-        if self._ranks.leader and not sched._engine_paused:
+        # A pause of the server, received just now together with its end, has taken the result out of the queue.
+        if self._ranks.leader and sched.result_queue and not sched._engine_paused:
             done = getattr(sched.result_queue[0][1], "copy_done", None)
             while done is not None and (left_s := until_s - time.perf_counter()) > 0.0 and not done.query():
                 time.sleep(min(left_s, POLL_S))

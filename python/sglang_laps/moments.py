@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from laps_core.receipts.account import Moments, Wait
 from laps_core.receipts.ledger import whole_us
+from laps_core.receipts.receipt import LONGEST_ID
 
 from sglang_laps import seams
 
@@ -70,7 +71,7 @@ def of(req: Req, cls: ClassName, end_s: float) -> Moments:
     arrived = us(stats.created_time)
     blocked = getattr(stats, "laps_blocked", ())
     return Moments(
-        rid=req.rid,
+        rid=req.rid[:LONGEST_ID],
         cls=cls,
         arrived_us=next(us for us in (arrived, received, end) if us is not None),
         end_us=end,

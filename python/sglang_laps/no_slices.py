@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.cuda_graph_config import Backend
-from sglang.srt.runtime_context import get_exec, get_global_dwdp_manager, get_parallel
+from sglang.srt.runtime_context import get_exec, get_global_dwdp_manager, get_memory, get_parallel
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
 from sglang_laps.armed import Cutter
@@ -14,6 +14,10 @@ from sglang_laps.layers import NoLayers, decoder_layers
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
+
+SHARED_OUTPUTS = ("flashinfer_megamoe", "mori")
+"""Back ends of experts whose output is valid only until the next layer of any pass; a pass that pauses before a layer
+still holds the output of the layer before it."""
 
 
 def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
@@ -80,6 +84,17 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (execution.moe.elastic_ep_backend is not None, "--elastic-ep-backend: ranks come and go at the end of a pass"),
         (runner.canary_manager is not None, "--kv-canary"),
         (runner.msprobe_debugger is not None, "msprobe"),
+        (
+            scheduler.enable_unified_cache_external_linker,
+            "--enable-unified-cache-external-linker ends loads with a pass",
+        ),
+        (get_memory().enable_flexkv, "--enable-flexkv loads prefixes layer by layer"),
+        (
+            execution.moe.moe_a2a_backend in SHARED_OUTPUTS,
+            f"--moe-a2a-backend {execution.moe.moe_a2a_backend}: layers share one buffer for the output of experts",
+        ),
+        (bool(execution.moe.kt_max_deferred_experts_per_token), "--kt-max-deferred-experts-per-token"),
+        (scheduler.device == "npu", "NPUs keep the positions of a pass in the rotary embedding"),
         (get_global_dwdp_manager() is not None, "distributed weights are fetched layer by layer"),
         (not isinstance(get_offloader(), NoopOffloader), "weights are loaded from the host layer by layer"),
     )

@@ -22,7 +22,7 @@ ENABLE = "--enable-laps-scheduler"
 LONGEST = "--batch-prefill-max-seq-len"
 PIECEWISE = "--enable-piecewise-cuda-graph"
 _FLAG = LapsConfig.FLAGS
-OF_KNOBS = (*_FLAG.values(), LapsConfig.JSON_FLAG)
+OF_KNOBS = (*_FLAG.values(), LapsConfig.JSON_FLAG, LONGEST)
 _SWITCHES = (
     (ENABLE, "Prefill short and long prompts separately."),
     (_FLAG["graphs"], "Replay batched short prefills from full CUDA graphs."),

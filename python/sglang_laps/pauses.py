@@ -138,25 +138,34 @@ class Pauses:
         """Do the work of one pause of `flight`, whose pass has `layers` layers. Return True if another batch ran on the
         device. Raises Abandoned if all requests of the paused batch were aborted."""
         sched = self._scheduler
-        ran = False
+        ran = ends = False
         # The forward pass has its own stream; scheduling belongs on SGLang's schedule stream.
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._process_last_result()
             self._process_queued_results()
             self._receive_messages()
-            if self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight):
-                flight.abandoned = True
-                raise Abandoned
-            while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
+            ends = self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight)
+            while not ends and (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
                 ran = True
                 self._launch_in_pause(batch)
                 if not self._synchronous and self._resumes_before_result():
                     break  # the device goes on with the next slice while this result is processed
                 self._process_last_result()
+        if ends:
+            self._wait_for_host_load(flight.batch)
+            flight.abandoned = True
+            raise Abandoned
         if ran:
             self._restore_paused(flight)
         return ran
+
+    def _wait_for_host_load(self, batch: Any) -> None:
+        """Let the device wait until the host tier has loaded all prefixes of `batch`, whose pass ends here. Later
+        batches find them in the cache, and SGLang lets only the batch that loads them wait, layer by layer."""
+        counter, load = self._scheduler.tp_worker.hicache_layer_transfer_counter, batch.hicache_consumer_index
+        if load >= 0:
+            counter.events[load].wait(counter.num_layers - 1)
 
     def _launch_in_pause(self, batch: Any) -> None:
         """Launch a batch in a pause."""
@@ -203,7 +212,9 @@ class Pauses:
         return self.adapters()
 
     def _fetch(self, fetch: Any, new: set[Any], running: Any = ()) -> Any:
-        return fetch(new, {*running, *self.adapters()})
+        # With data-parallel attention `new` has the adapters of all ranks; ``put_back`` loads the paused ones again.
+        slots, kept = self._scheduler.tp_worker.model_runner.lora_manager.max_loras_per_batch, self.adapters()
+        return fetch(new, {*running, *(kept if len({*new, *running, *kept}) <= slots else ())})
 
     def _loads_shared(self, batch: Any) -> int:
         """Return the host load that `batch` must wait for; -1 = none. A prefix found on the device may still be loading

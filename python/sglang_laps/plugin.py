@@ -92,6 +92,8 @@ def enable(args: argparse.Namespace) -> None:
         return
     if wrong := wrong_release() or (conflict(args) if prefills else None):
         raise ConfigError(f"{options.ENABLE}: {wrong}")
+    if args.admin_api_key and args.tokenizer_worker_num > 1:
+        raise ConfigError("--admin-api-key: SGLang checks it only with --tokenizer-worker-num 1")
     if config.graphs and not prefills:
         raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
     if reason is None and several_ranks(args) and not args.disable_overlap_schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from sglang_laps.support import resolved
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
 
 NAME = "laps_profile"
 """Name of the warm-up, as in SGLang's --warmups."""
@@ -31,7 +34,9 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
     rng = random.Random(0)
     vocab = tokenizer_manager.model_config.vocab_size
     chunk = resolved(tokenizer_manager.server_args).chunked_prefill_size or 0
-    longest = min(CHUNKS * chunk, tokenizer_manager.model_config.context_len - 2) if chunk > 0 else SINGLE[-1]
+    # The context, or all memory for KV, can be shorter than the profile's prompts.
+    most = min(tokenizer_manager.model_config.context_len - 2, tokenizer_manager.max_req_input_len - 1)
+    longest = min(CHUNKS * chunk if chunk > 0 else SINGLE[-1], most)
 
     async def prefill(tokens: int) -> None:
         request: Any = GenerateReqInput(
@@ -44,10 +49,15 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
         async for _ in tokenizer_manager.generate_request(request, None):
             pass
 
-    for _ in range(ROUNDS):
-        for tokens in SINGLE:
-            if tokens <= longest:
-                await prefill(tokens)
-        for requests, tokens in BATCHES:
-            await asyncio.gather(*(prefill(tokens) for _ in range(requests)))
-        await prefill(longest)
+    try:
+        for _ in range(ROUNDS):
+            for tokens in SINGLE:
+                if tokens <= longest:
+                    await prefill(tokens)
+            for requests, tokens in BATCHES:
+                if tokens <= longest:
+                    await asyncio.gather(*(prefill(tokens) for _ in range(requests)))
+            await prefill(longest)
+    except Exception as e:
+        # SGLang would end the launch; the model also learns from requests.
+        logger.warning("LAPS: the profile ended early: %s", e)

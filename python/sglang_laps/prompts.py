@@ -12,12 +12,13 @@ VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:
-    """Wrap ``_validate_one_request``: raise ValueError (answered 400) for no tokens or several samples.
+    """Wrap ``_validate_one_request``: raise ValueError (answered 400) for no tokens, or, with disaggregation,
+    for several samples: they would share one bootstrap room.
 
     SGLang refuses an empty list of ids. But SGLang runs an empty text as a batch without tokens, which ends the server.
     """
     if input_ids is not None and len(input_ids) == 0 and not any(getattr(obj, name, None) for name in MEDIA):
         raise ValueError("the prompt is empty: it has no tokens")
-    if several_samples(getattr(obj, "sampling_params", None)):
+    if manager.disaggregation_mode.value != "null" and several_samples(getattr(obj, "sampling_params", None)):
         raise ValueError(ONE_SAMPLE)
     return original(manager, obj, input_ids)

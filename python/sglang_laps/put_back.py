@@ -21,14 +21,22 @@ SET_IN_PASS = ("custom_mask", "mask_indptr", "image_token_ranges", "hpc_q_scale"
 of queries."""
 
 
+UNUSED_TIMER = {"_in_wrap": False, "_observer": None}
+"""Fields of SGLang's device timer between two passes. It refuses to time a pass inside another pass."""
+
+
 @contextmanager
 def aside(runner: Any) -> Iterator[None]:
-    """Set aside the flags and the context of the paused pass, so that the state is as between two passes."""
+    """Set aside the flags, the context and the timer of the paused pass, so that the state is as between two passes."""
     context = forward_context.set_forward_context(None)
+    timer = vars(runner.device_timer) if runner.device_timer else {}
+    running = {name: timer[name] for name in UNUSED_TIMER if name in timer}
+    timer.update({name: UNUSED_TIMER[name] for name in running})
     try:
         with get_forward().scoped(**ForwardFlags._DEFAULTS), expert_counts.aside(runner):
             yield
     finally:
+        timer.update(running)
         forward_context.set_forward_context(context)
 
 

@@ -19,7 +19,7 @@ from sglang_laps import deadlines
 from sglang_laps.chunked import Req
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
-from sglang_laps.flights import Flight, Queues, Totals
+from sglang_laps.flights import Flight, Queues
 
 
 class QuotedCore(LapsCore):
@@ -59,15 +59,14 @@ class QuotedCore(LapsCore):
             self.quoter.record_launch(req.rid, left, new + old)
         return flight
 
-    def record_result(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
+    def record_result(self, flight: Flight, now: float) -> None:
         """See LapsCore."""
-        done = super().record_result(flight, now)
+        super().record_result(flight, now)
         self.quoter.record_batch(flight.cls, flight.lasted_s)
         for _, req in flight.served():
             tag: Tag | None = req.laps_tag
             if req is not flight.cut and tag is not None and tag.quoted is not None and not is_aborted(req):
                 self.quoter.record_outcome(now, tag.quoted)
-        return done
 
     def quotes(self, now: float) -> dict[str, Any]:
         """Return two entries of /laps_status (JSON-ready). ``quote``: the state from which a reader computes quotes.
@@ -82,16 +81,16 @@ class QuotedCore(LapsCore):
 
     def _looked(self, req: Req, tag: Tag, cls: ClassName) -> None:
         """Quote a new request, or update a request of which more tokens were found in the prefix cache."""
-        if tag.quoted is not None:
+        # A retracted request, which already had its first token, is no new arrival. Nor is one that came before the
+        # model was fitted: it has waited in the queue, not before.
+        if tag.looked >= 0 or getattr(req, "retraction_count", 0) > 0:
             self.quoter.update_waiting(req.rid, cls, tag.new_tokens, tag.history)
             return
         now = self._clock()
         waited_s, due = max(0.0, now - tag.arrival), deadlines.slo_s(req, self._config, cls) is not None
-        quoted = self.quoter.quote_arrival(
+        tag.quoted = self.quoter.quote_arrival(
             now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), waited_s=waited_s, due=due
         )
-        # A retracted request already had its first token.
-        tag.quoted = None if getattr(req, "retraction_count", 0) else quoted
 
     def _device(self, now: float) -> Device:
         left = []

@@ -21,6 +21,8 @@ SLOWEST = 20
 """Number of receipts in the answer if the query does not say which receipts."""
 LONGEST_S = 600.0
 """Longest timeline (seconds)."""
+OLDEST_S = 1e9
+"""Largest age of a receipt that a query can ask for (seconds)."""
 
 
 async def _ask(query: recent.Query) -> list[Any]:
@@ -33,7 +35,7 @@ async def laps_receipts(
     rid: str | None = None,
     slowest: Annotated[int | None, Query(ge=1)] = None,
     cls: Annotated[ClassName | None, Query(alias="class")] = None,
-    seconds: Annotated[float | None, Query(gt=0.0)] = None,
+    seconds: Annotated[float | None, Query(gt=0.0, le=OLDEST_S)] = None,
 ) -> Response:
     """Return receipts of the last requests. Filters: ``rid``; ``class``; first token in the last ``seconds``; the
     number of the ``slowest``, slowest first. Without rid, slowest and seconds: the slowest 20."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from laps_core.length import LONG, SHORT, ClassName, classify
 from laps_core.policy.types import Plan
 from laps_core.receipts.account import account
+from laps_core.receipts.blocks import NAMED
 from laps_core.receipts.extract import extract
 from laps_core.receipts.holds import held_long, held_short
-from laps_core.receipts.ledger import Ledger, Run, whole_us
-from laps_core.receipts.receipt import META_KEY, Receipt
+from laps_core.receipts.ledger import Ledger, whole_us
+from laps_core.receipts.receipt import LONGEST_ID, META_KEY, Receipt
 from laps_core.receipts.recent import Entry, Query, Recent
+from laps_core.receipts.run import Run
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -50,11 +53,16 @@ class Receipts:
     def record_start(self, flight: Flight) -> None:
         """Record that a batch starts on the device."""
         predicted_s = self._core.pacer.model.predict(flight.shape) if flight.shape else None
+        # All short requests of a batch take the same time, and a receipt names at most NAMED requests.
+        left_out = set(islice(flight.short, NAMED, None))
+        named = [i for i in range(len(flight.reqs)) if i not in left_out]
         run = flight.run = Run(
             cls=flight.cls,
-            rids=tuple([r.rid for r in flight.reqs]),
-            tokens=tuple([new for new, _ in flight.shape[: len(flight.reqs)]]),
-            cut=None if flight.cut is None else flight.cut.rid,
+            rids=tuple([flight.reqs[i].rid[:LONGEST_ID] for i in named]),
+            tokens=tuple([flight.shape[i][0] for i in named]),
+            more=len(left_out),
+            more_tokens=sum([flight.shape[i][0] for i in left_out]),
+            cut=None if flight.cut is None else flight.cut.rid[:LONGEST_ID],
             streams=flight.rows,
             depth=len(self._core.under_way),
             layers=flight.layers,
@@ -151,7 +159,7 @@ class Receipts:
         cached = int(req.cached_tokens) if m.runs else 0
         text = _ENCODER.encode(
             Receipt(
-                rid=req.rid,
+                rid=m.rid,
                 cls=cls,
                 arrived_s=time.time() - now + m.arrived_us / 1e6,
                 new_tokens=len(req.origin_input_ids) - cached,
@@ -169,7 +177,7 @@ class Receipts:
         if not req.rid.startswith(HEALTH_CHECK_RID_PREFIX):
             self.recent.add(
                 Entry(
-                    rid=req.rid,
+                    rid=m.rid,
                     cls=cls,
                     new_tokens=len(req.origin_input_ids) - cached,
                     arrived_us=m.arrived_us,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from pathlib import Path
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
-from laps_plan.profile import Profile
+from laps_plan.profile import Profile, names
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ PERIOD_S = 10.0
 
 def load(path: str | None) -> LatencyModel:
     """Read a file that ``save`` wrote, or the profile of a device. Return a new model if `path` is None or, in an
-    existing folder, names no file yet.
+    existing folder, names no file yet. A name without "/" and ".json" that is neither is taken as misspelt.
 
     Raises ConfigError.
     """
@@ -31,22 +32,29 @@ def load(path: str | None) -> LatencyModel:
             return LatencyModel(device.coefficients)
     except ValueError as e:
         raise ConfigError(f"--laps-config: {e}") from None
+    except RecursionError:
+        raise ConfigError(f"{told}: not JSON") from None
     try:
         text = Path(path).read_text("utf-8")
     except FileNotFoundError:
+        if "/" not in path and not path.endswith(".json"):
+            known = ", ".join(names())
+            raise ConfigError(f"{told}: no such profile; known: {known}; a new file needs .json or a folder") from None
         if not Path(path).parent.is_dir():
             raise ConfigError(f"{told}: there is no such folder") from None
         return LatencyModel()
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not text"
         raise ConfigError(f"{told}: {reason}") from None
-    return LatencyModel.from_json(text, told)
+    # A machine that lost power while a server saved can leave an empty file.
+    return LatencyModel.from_json(text, told) if text else LatencyModel()
 
 
 def save(model: LatencyModel, path: str) -> None:
     """Write the whole file or nothing. Raises OSError."""
     # A starting server can read the file, and this process can end, at any moment.
-    half = f"{path}.{os.getpid()}.tmp"
+    # Containers that share the file can have equal process ids.
+    half = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
     try:
         Path(half).write_text(model.to_json(), "utf-8")
         os.replace(half, path)

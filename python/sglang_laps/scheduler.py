@@ -88,7 +88,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 # SGLang's loop for pipelines does not do this: there an aborted prompt runs to its end.
                 self.process_pending_chunked_abort()
             chunked = self.laps.core.chunked
-            chunked.keep(self._laps_wanted)
+            chunked.parked = list(filter(self._laps_wanted, chunked.parked))
             sent = not chunked.take_unsent() and self.chunked_req is not None
             if sent and not self._laps_wanted(self.chunked_req):
                 self.chunked_req = None
@@ -168,7 +168,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                     pending, self._pending_chunked_abort_req = self._pending_chunked_abort_req, req
                     super().process_pending_chunked_abort()
                     self._pending_chunked_abort_req = pending
-                chunked.drop(req)
+                chunked.parked.remove(req)
 
     # -- batches on the device
 
@@ -231,7 +231,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             super().process_batch_result(batch, result)
         if flight is not None:
             now = time.perf_counter()
-            self._laps_update_series(now, core.record_result(flight, now))
+            core.record_result(flight, now)
+            self._laps_update_series(now, core.totals)
             if self.laps.group is not None:
                 self.laps.group.record_result(flight)
 
@@ -259,10 +260,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     # -- status
 
-    def _laps_update_series(self, now: float, done: Any = None) -> None:
-        """Update the Prometheus series if this rank serves them. `done`: counters to add, by class."""
+    def _laps_update_series(self, now: float, totals: Any = None) -> None:
+        """Update the Prometheus series if this rank serves them. `totals`: counters by class, if one has changed."""
         if self.laps is not None and self.laps.series is not None:
-            self.laps.series.update(now, self.laps_status, done or {})
+            self.laps.series.update(now, self.laps_status, totals or {})
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """Answer a query for receipts, or return SGLang's internal state with the entry "laps" for /laps_status."""

@@ -24,7 +24,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
-from sglang_laps.armed import Abandoned, Armed, Cutter, SliceOrder
+from sglang_laps.armed import Abandoned, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
 from sglang_laps.put_back import aside, put_back, save_state
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
-"""Quantizations that leave activations alone. Scales over all rows would make results depend on the blocks of rows."""
+"""Quantizations that leave activations alone. Scales over all rows would make results depend on the blocks of rows, and
+on the padded rows of a graph."""
 STAGES = "model_forward_stages"
 """SGLang function, in modules of models, that runs layers for two parts of a batch at once."""
 SHORTER, LONGER = 0.94, 1.02
@@ -67,7 +68,7 @@ class _Pass:
         self.resumed, self.since = time.perf_counter(), 0.0
 
 
-class Slices(Armed):
+class Slices(Cutter):
     """Wrapper of one model runner's ``forward``, and of the operators of its model."""
 
     def __init__(self, runner: Any) -> None:
@@ -83,7 +84,6 @@ class Slices(Armed):
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
         self.operators = len(found) // self.layers
-        """Number of points in a layer at which a pass can be paused, blocks of rows not counted."""
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         layers = set(map(id, stack))
         for module, operator in found:
@@ -106,12 +106,12 @@ class Slices(Armed):
 
     @property
     def launch_s(self) -> float:
-        """Least host time (seconds) to launch a whole pass in slices with its pauses; 0 if unknown, or on a CPU."""
+        """See ``Cutter``."""
         return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
 
     @property
     def pause_s(self) -> float:
-        """Time (seconds) that an empty pause costs a pass; 0 if unknown, or if the device computes meanwhile."""
+        """See ``Cutter``."""
         return self._pause_s if self._events is None else 0.0
 
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_laps.armed import Cutter
 
@@ -10,7 +10,7 @@ ATTRIBUTE = "laps_emulated"
 """Attribute of a scheduler that holds its stand-in."""
 
 
-class StandIn(Cutter, Protocol):
+class StandIn(Cutter):
     """A device that runs passes in slices itself."""
 
     waits: bool
@@ -19,11 +19,11 @@ class StandIn(Cutter, Protocol):
     @property
     def labels(self) -> dict[str, str]:
         """Return the labels of the device's Prometheus series."""
-        ...
+        raise NotImplementedError
 
     def status(self) -> dict[str, Any]:
         """Return the entry "emulated" of a server's status, ready for JSON."""
-        ...
+        raise NotImplementedError
 
 
 def device_of(scheduler: Any) -> StandIn | None:

@@ -114,7 +114,8 @@ class Laps:
         def cached(req: Any) -> int:
             if req.positional_embed_overrides is not None:
                 return 0
-            match_kv_cache(req, scheduler.tree_cache)
+            # With the limit of the start: a model with states finds only prefixes of some lengths.
+            match_kv_cache(req, scheduler.tree_cache, max_prefix_len=req._compute_max_prefix_len(req.seqlen))
             return int(req.num_matched_prefix_tokens)
 
         def priority(req: Any) -> int:
@@ -161,7 +162,8 @@ class Laps:
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
-        self.series = Series(labels, {} if device is None else device.labels, decodes=colocated) if tells else None
+        without = [*(() if colocated else ("decode",)), *(() if self.group else ("group",))]
+        self.series = Series(labels, {} if device is None else device.labels, without=without) if tells else None
         """Prometheus series, on the leading rank; None if metrics are off."""
 
     def _group(

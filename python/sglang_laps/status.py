@@ -2,19 +2,18 @@
 
 A query changes no state: ranks are asked at different moments, or only one rank is asked, and all must stay alike.
 
-A new figure: compute it in ``snapshot``, define in ``merge`` how ranks add up, and name its series in one of the
-tables. A new counter by class: add a field to ``flights.Totals`` and to its ``add``, count it in ``Flight.totals``, and
-name it in ``_COUNTERS``; the status then has it, too. Test it in test_core.py. Document keys and series in
-docs/LAPS.md; no test checks this. Figures of the router: its ``telemetry``.
+A new figure: compute it in ``snapshot``, define in ``merge`` how ranks add up, and name its series in ``_GAUGES`` or
+``_COUNTERS``. A new counter by class: add a field to ``flights.Totals`` and count it in ``LapsCore.record_result``; the
+status then has it. Test it in test_core.py. Document keys and series in docs/LAPS.md; no test checks this. Figures of
+the router: its ``telemetry``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core import __version__
@@ -27,7 +26,6 @@ from sglang_laps import graphs
 from sglang_laps.classes import Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Totals
-from sglang_laps.quote_series import QuoteSeries
 from sglang_laps.quotes import QuotedCore
 
 if TYPE_CHECKING:
@@ -152,120 +150,123 @@ def _decode(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def worst(values: list[Any]) -> Any:
         return max((v for v in values if v is not None), default=None)
 
-    counts = {key: sum(r[key] for r in ranks) for key in ("streams", *(key for key, *_ in _STEPS))}
+    counters = [path.removeprefix("decode.") for path, *_ in _COUNTERS if path.startswith("decode.")]
+    counts = {key: sum(r[key] for r in ranks) for key in ("streams", *counters)}
     slowest = {key: worst([r[key] for r in ranks]) for key in ("target_ms", "step_ms")}
     tbt_ms = {name: worst([r["tbt_ms"][name] for r in ranks]) for name in ranks[0]["tbt_ms"]}
     return {**slowest, **counts, "tbt_ms": tbt_ms}
 
 
-_QUEUES = (
-    ("depth", "queue_depth", "Waiting requests."),
-    ("waiting_tokens", "queue_tokens", "Waiting new tokens."),
-    ("oldest_wait_s", "queue_oldest_wait_seconds", "Age of the oldest waiting request."),
-)
-"""Gauges by class: key in the snapshot, name, help."""
-_SCHEDULER = (
-    (("fairness", "credit_s"), "long_credit_seconds", "Device time that the long prompt waiting longest is owed."),
-    (("in_progress",), "parked", "Long prompts between two of their chunks."),
-    (("threshold", "tokens"), "length_threshold_tokens", "Longest short request."),
-    (("load", "busy_share"), "busy_share", "Share of the last seconds the device was busy."),
-)
-"""Gauges: path in the snapshot, name, help."""
-_GROUP = (
-    ("steps", "group_steps", "Steps that the data-parallel attention ranks have planned together."),
-    ("preemptions", "group_preemptions", "Those of them that preempted another."),
-    ("budget_s", "group_budget_seconds", "Predicted time of the last such step."),
-    ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
-)
-"""Gauges of a rank that plans with other ranks: key in the snapshot's group, name, help."""
-_DECODE: tuple[tuple[str, str, float, str, str], ...] = (
-    ("tbt_ms", "p50", 1e3, "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
-    ("tbt_ms", "p99", 1e3, "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
-    ("tbt_ms", "longest", 1e3, "decode_tbt_longest_seconds", "Longest of the latest times between tokens."),
-    ("target_ms", "", 1e3, "decode_target_seconds", "Target for the time between tokens."),
-    ("step_ms", "", 1e3, "decode_step_seconds", "Median device time of the latest decode steps."),
-    ("streams", "", 1.0, "decode_streams", "Requests that are decoded."),
-)
-"""Gauges of a server that decodes: key of ``decode`` in the snapshot, key inside that entry, divisor, name, help."""
-_STEPS = (
-    ("steps", "decode_steps", "Decode steps."),
-    ("steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
-    ("steps_carried", "decode_steps_carried", "Decode steps that ran as rows of a prefill batch."),
-    ("busy_s", "decode_busy_s", "Device seconds of the other decode steps."),
+_GAUGES = (
+    ("queues.*.depth", 1.0, "queue_depth", "Waiting requests."),
+    ("queues.*.waiting_tokens", 1.0, "queue_tokens", "Waiting new tokens."),
+    ("queues.*.oldest_wait_s", 1.0, "queue_oldest_wait_seconds", "Age of the oldest waiting request."),
+    ("fairness.credit_s", 1.0, "long_credit_seconds", "Device time that the long prompt waiting longest is owed."),
+    ("in_progress", 1.0, "parked", "Long prompts between two of their chunks."),
+    ("threshold.tokens", 1.0, "length_threshold_tokens", "Longest short request."),
+    ("load.busy_share", 1.0, "busy_share", "Share of the last seconds the device was busy."),
+    ("quotes.typical.*.ttft_ms", 1e3, "quote_seconds", "Quoted time to first token of a median request."),
     (
-        "abandoned_passes",
-        "abandoned_passes",
+        *("quotes.typical.*.high_ms", 1e3, "quote_high_seconds"),
+        "Quoted time to first token that one request in ten exceeds.",
+    ),
+    ("group.steps", 1.0, "group_steps", "Steps that the data-parallel attention ranks have planned together."),
+    ("group.preemptions", 1.0, "group_preemptions", "Those of them that preempted another."),
+    ("group.budget_s", 1.0, "group_budget_seconds", "Predicted time of the last such step."),
+    ("group.waiting_share", 1.0, "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
+    ("decode.tbt_ms.p50", 1e3, "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
+    ("decode.tbt_ms.p99", 1e3, "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
+    ("decode.tbt_ms.longest", 1e3, "decode_tbt_longest_seconds", "Longest of the latest times between tokens."),
+    ("decode.target_ms", 1e3, "decode_target_seconds", "Target for the time between tokens."),
+    ("decode.step_ms", 1e3, "decode_step_seconds", "Median device time of the latest decode steps."),
+    ("decode.streams", 1.0, "decode_streams", "Requests that are decoded."),
+)
+"""Gauges: path in the snapshot (`*`: the class), divisor, name, help."""
+_COUNTERS = (
+    ("totals.*.batches", "batches", "Prefill batches."),
+    ("totals.*.requests", "requests", "Requests prefilled (chunks of one count once each)."),
+    ("totals.*.tokens", "tokens", "New tokens prefilled."),
+    ("totals.*.busy_s", "busy_s", "Device seconds."),
+    ("quotes.outcomes.*.*", "quote_outcomes", "First tokens inside, below and above their quoted interval."),
+    (
+        *("quotes.beyond_bound", "quote_beyond_bound"),
+        "First tokens that came later than the bound they were quoted.",
+    ),
+    ("decode.steps", "decode_steps", "Decode steps."),
+    ("decode.steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
+    ("decode.steps_carried", "decode_steps_carried", "Decode steps that ran as rows of a prefill batch."),
+    ("decode.busy_s", "decode_busy_s", "Device seconds of the other decode steps."),
+    (
+        *("decode.abandoned_passes", "abandoned_passes"),
         "Prefill batches that ended in a pause: all of their requests were aborted.",
     ),
 )
-"""Counters of a server that decodes: key of ``decode`` in the snapshot, name, help."""
-_COUNTERS = (
-    ("batches", "Prefill batches."),
-    ("requests", "Requests prefilled (chunks of one count once each)."),
-    ("tokens", "New tokens prefilled."),
-    ("busy_s", "Device seconds."),
-)
-"""Counters by class: field of Totals, which is also the name, and help."""
+"""Counters: path in the snapshot (`*`: the class, then the side of the quoted interval), name, help."""
 
 
 class Series:
     """The snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
 
     def __init__(
-        self, labels: dict[str, str], emulated: Mapping[str, str] | None = None, *, decodes: bool = False
+        self, labels: dict[str, str], emulated: Mapping[str, str] | None = None, *, without: Collection[str] = ()
     ) -> None:
-        """`emulated`: labels of an emulated device; empty for a real device. `decodes`: True if the server decodes."""
+        """`emulated`: labels of an emulated device; empty for a real device. `without`: entries of the snapshot of
+        which this server has no series."""
         # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
         from prometheus_client import Counter, Gauge
 
-        names, by_class = list(labels), [*labels, "class"]
-        self._labels = labels
-        self._told_s: float | None = None
         gauge = partial(Gauge, multiprocess_mode="mostrecent")
-        self._queues = {key: gauge(f"sglang:laps_{name}", text, by_class) for key, name, text in _QUEUES}
-        self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
-        self._group = {key: gauge(f"sglang:laps_{name}", text, names) for key, name, text in _GROUP}
-        self._quotes = QuoteSeries(labels)
-        self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
 
-        own = (_DECODE, _STEPS) if decodes else ((), ())
-        self._decode = [
-            (key, inner, unit, gauge(f"sglang:laps_{name}", text, names)) for key, inner, unit, name, text in own[0]
-        ]
-        self._steps = {key: Counter(f"sglang:laps_{name}", text, names) for key, name, text in own[1]}
-        self._counted = dict.fromkeys(self._steps, 0.0)
+        def series(kind: Callable[..., Any], path: str, name: str, text: str) -> Any:
+            return kind(f"sglang:laps_{name}", text, [*labels, *("class", "side")[: path.count("*")]])
 
+        def kept(path: str) -> bool:
+            return path.partition(".")[0] not in without
+
+        self._values = list(labels.values())
+        self._told_s: float | None = None
+        self._gauges = [(path, unit, series(gauge, path, *how)) for path, unit, *how in _GAUGES if kept(path)]
+        self._counters = [(path, series(Counter, path, *how)) for path, *how in _COUNTERS if kept(path)]
+        self._counted: dict[tuple[str, ...], float] = {}
         if emulated:
             text, info = "Step times are of this profile, not of this machine.", {**labels, **emulated}
             gauge("sglang:laps_emulated_info", text, list(info)).labels(**info).set(1)
 
-    def update(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
-        """Add `done` to the counters of each class; update the gauges if PERIOD_S has passed since the last update."""
-        for cls, total in done.items():
-            for name, value in asdict(total).items():
-                self._counters[name].labels(**self._labels, **{"class": cls}).inc(value)
+    def update(self, now: float, status: Callable[[], dict[str, Any]], totals: Mapping[str, Totals]) -> None:
+        """Advance the counters of each class to `totals`; update all series if PERIOD_S has passed since the last
+        time."""
+        self._count({"totals": {cls: asdict(total) for cls, total in totals.items()}})
         if self._told_s is None or now - self._told_s >= PERIOD_S:
             self._told_s = now
             self.show(status())
 
     def show(self, status: dict[str, Any]) -> None:
-        """Set the gauges and the decode counters from a snapshot."""
-        for cls, queue in status["queues"].items():
-            for key, gauge in self._queues.items():
-                gauge.labels(**self._labels, **{"class": cls}).set(queue[key])
-        for path, gauge in self._gauges.items():
-            value: Any = reduce(getitem, path, status)
-            gauge.labels(**self._labels).set(value)
-        self._quotes.show(status.get("quotes"))
-        for key, gauge in self._group.items():
-            value = status.get("group", {}).get(key)
-            if value is not None:
-                gauge.labels(**self._labels).set(value)
-        for key, inner, unit, of_decode in self._decode:
-            value = status["decode"][key][inner] if inner else status["decode"][key]
-            if value is not None:
-                of_decode.labels(**self._labels).set(value / unit)
-        for key, counter in self._steps.items():
-            so_far = float(status["decode"][key])
-            counter.labels(**self._labels).inc(so_far - self._counted[key])
-            self._counted[key] = so_far
+        """Set the gauges and advance the counters to a snapshot, or to some entries of one."""
+        self._count(status)
+        for path, unit, gauge in self._gauges:
+            for keys, value in _found(status, path):
+                gauge.labels(*self._values, *keys).set(value / unit)
+
+    def _count(self, status: dict[str, Any]) -> None:
+        for path, counter in self._counters:
+            for keys, value in _found(status, path):
+                counter.labels(*self._values, *keys).inc(value - self._counted.get((path, *keys), 0.0))
+                self._counted[path, *keys] = value
+
+
+def _found(status: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the values at `path`, each with the keys in place of its stars; none for a value that is None."""
+
+    def inside(entry: Any, parts: Sequence[str], *keys: str) -> Iterator[tuple[tuple[str, ...], float]]:
+        if entry is None:
+            return
+        if not parts:
+            yield keys, entry
+        elif parts[0] != "*":
+            yield from inside(entry[parts[0]], parts[1:], *keys)
+        else:
+            for key, one in entry.items():
+                yield from inside(one, parts[1:], *keys, key)
+
+    first, *rest = path.split(".")
+    return inside(status.get(first), rest)

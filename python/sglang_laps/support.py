@@ -49,9 +49,12 @@ def _not_colocated(args: Any) -> str | None:
     def has(name: str) -> bool:
         return bool(getattr(args, name, None))
 
-    together = several_ranks(args)
+    together, drafts = several_ranks(args), getattr(args, "speculative_algorithm", None)
     checks = (
-        *_drafts(args),
+        (drafts and not compat.release().drafts_in_pauses, f"speculative decoding on SGLang {compat.installed()}"),
+        (drafts and drafts not in DRAFTS, f"speculative decoding with {drafts}"),
+        (drafts and together and has("enable_multi_layer_eagle"), f"{LAYERS} with data-parallel attention"),
+        (drafts and has("speculative_use_rejection_sampling"), "--speculative-use-rejection-sampling"),
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
         (together and has("prefill_decode_interval"), "--prefill-decode-interval with data-parallel attention"),
         (has("enable_pdmux"), "--enable-pdmux"),
@@ -63,23 +66,6 @@ def _not_colocated(args: Any) -> str | None:
         (has("enable_pd_role_switch"), "--enable-pd-role-switch"),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
-
-
-def _drafts(args: Any) -> list[tuple[bool, str]]:
-    """Return (True if in use, name) of speculative features that are not supported without disaggregation."""
-    algorithm = getattr(args, "speculative_algorithm", None)
-    if not algorithm:
-        return []
-
-    def has(name: str) -> bool:
-        return bool(getattr(args, name, None))
-
-    return [
-        (not compat.release().drafts_in_pauses, f"speculative decoding on SGLang {compat.installed()}"),
-        (algorithm not in DRAFTS, f"speculative decoding with {algorithm}"),
-        (has("enable_multi_layer_eagle") and several_ranks(args), f"{LAYERS} with data-parallel attention"),
-        (has("speculative_use_rejection_sampling"), "--speculative-use-rejection-sampling"),
-    ]
 
 
 def conflict(args: Any) -> str | None:

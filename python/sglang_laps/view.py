@@ -75,19 +75,23 @@ class Passwords:
                 message["headers"] = [*message.get("headers", ()), (b"www-authenticate", ASK.encode())]
             await send(message)
 
-        await self._app(_with_key(scope), receive, ask)
+        await self._app(_with_key(scope, page=path == ROUTE), receive, ask)
 
 
-def _with_key(scope: Scope) -> Scope:
-    """Return ``scope`` with the password of HTTP's basic scheme as a bearer token."""
+def _with_key(scope: Scope, *, page: bool) -> Scope:
+    """Return ``scope`` with the password of HTTP's basic scheme as a bearer token. `page`: True for the page itself,
+    which other sites may link to."""
     headers = Headers(raw=scope["headers"])
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # A browser also sends the password with requests of other sites; SGLang would let such a site read the answer.
-    if scheme.lower() != "basic" or "origin" in headers:
+    foreign = "origin" in headers or (not page and headers.get("sec-fetch-site") in ("cross-site", "same-site"))
+    if scheme.lower() != "basic" or foreign:
         return scope
     try:
         key = b64decode(given).decode().partition(":")[2]
     except ValueError:
+        return scope
+    if not key.isascii():  # SGLang's check of keys would raise
         return scope
     rest = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
     return {**scope, "headers": [*rest, (b"authorization", f"Bearer {key}".encode())]}

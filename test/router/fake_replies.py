@@ -32,7 +32,8 @@ async def answer(
 ) -> web.StreamResponse:
     if not body.get("stream"):
         await asyncio.sleep(pause_s * len(pieces))
-        return web.json_response(pieces[-1])
+        batch = isinstance(body["bootstrap_room"], list) and "prompt" not in body
+        return web.json_response([pieces[-1]] * len(rooms_of(body)) if batch else pieces[-1])
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     for i, piece in enumerate(pieces):

@@ -246,8 +246,6 @@ class FakeDecode(FakeServer):
             self.world.ready.pop(room, None)
         meta = {"prompt_tokens": prompt_tokens(body), "input_token_logprobs": [[-2.0, 6]], "id": body.get("rid")}
         pieces = [{"text": f"t{i}", "meta_info": meta} for i in range(self.chunks)]
-        if isinstance(body["bootstrap_room"], list) and "prompt" not in body and not body.get("stream"):
-            return web.json_response([pieces[-1]] * len(rooms))
         return await answer(request, body, pieces, self.pause_s, self.break_after)
 
 

@@ -25,7 +25,7 @@ async def guarded(prefills: int = 2, decodes: int = 1, args: Any = None) -> Asyn
         yield s
 
 
-def test_clients_that_leave_end_no_other_streams_and_a_keyless_abort_of_all_changes_nothing() -> None:
+def test_disconnects_and_unauthorized_aborts_end_no_other_stream() -> None:
     """SGLang ends every request whose id starts with the aborted id, and the router's key permits that."""
 
     async def run() -> None:
@@ -60,7 +60,7 @@ def test_clients_that_leave_end_no_other_streams_and_a_keyless_abort_of_all_chan
     asyncio.run(run())
 
 
-def test_the_right_to_abort_is_asked_of_a_server_that_is_there() -> None:
+def test_abort_permission_is_checked_at_reachable_server() -> None:
     """Whichever server has just gone."""
 
     async def run(gone: int) -> None:
@@ -73,7 +73,7 @@ def test_the_right_to_abort_is_asked_of_a_server_that_is_there() -> None:
         asyncio.run(run(gone))
 
 
-def test_an_authorized_abort_of_all_ends_waiting_requests_without_an_id() -> None:
+def test_only_authorized_abort_all_ends_queued_and_running_requests() -> None:
     async def run() -> None:
         async with guarded(args={"max_concurrent_requests": 1}) as s:
             for p in s.prefills:
@@ -95,7 +95,7 @@ def test_an_authorized_abort_of_all_ends_waiting_requests_without_an_id() -> Non
     asyncio.run(run())
 
 
-def test_what_has_been_aborted_in_vain_is_tried_again_as_any_other() -> None:
+def test_request_is_retried_after_unauthorized_abort() -> None:
     async def run() -> None:
         async with guarded() as s:
             short, long = s.pool("short")[0], s.pool("long")[0]
@@ -111,7 +111,7 @@ def test_what_has_been_aborted_in_vain_is_tried_again_as_any_other() -> None:
     asyncio.run(run())
 
 
-def test_an_abort_between_two_tries_ends_the_request() -> None:
+def test_abort_between_retries_ends_request() -> None:
     minute = {"retry_initial_backoff_ms": 60_000, "retry_max_backoff_ms": 60_000}
 
     async def run() -> None:
@@ -129,7 +129,7 @@ def test_an_abort_between_two_tries_ends_the_request() -> None:
     asyncio.run(run())
 
 
-def test_an_abort_of_one_that_waits_for_a_server_ends_it() -> None:
+def test_abort_ends_request_waiting_for_decode_server() -> None:
     async def run() -> None:
         async with strict(args=NO_PROBES) as s:
             (decode,) = s.lb.decoders
@@ -147,7 +147,7 @@ def test_an_abort_of_one_that_waits_for_a_server_ends_it() -> None:
     asyncio.run(run())
 
 
-def test_an_abort_that_is_not_declared_as_json_is_refused() -> None:
+def test_abort_without_json_content_type_is_refused() -> None:
     """A web page could send such a request, without a CORS preflight, to a router in its reader's network."""
 
     async def run() -> None:
@@ -166,7 +166,7 @@ def test_an_abort_that_is_not_declared_as_json_is_refused() -> None:
     asyncio.run(run())
 
 
-def test_what_servers_hold_is_forgotten_once_they_agree_to_flush() -> None:
+def test_prefix_index_is_cleared_only_by_accepted_flush() -> None:
     async def run() -> None:
         async with stack(2) as s:
             await s.post(text="z" * 8000)
@@ -192,7 +192,7 @@ def test_what_servers_hold_is_forgotten_once_they_agree_to_flush() -> None:
 
 
 @pytest.mark.parametrize("header", ["x-override-rid", "X-Override-Rid"])
-def test_no_header_names_a_request_at_the_servers(header: str) -> None:
+def test_override_rid_header_is_not_forwarded(header: str) -> None:
     async def run() -> None:
         async with stack(2) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers={header: "0"}) as r:

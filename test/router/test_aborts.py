@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sglang_router_laps.request.ids import hashed
+from sglang_router_laps.servers import aborts
 
 from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
 
@@ -88,7 +89,7 @@ async def leave(s: Stack, headers: dict[str, str] | None = None, route: str = "g
         p.gate.set()
 
 
-def test_an_id_in_use_is_refused_and_ends_nothing_else() -> None:
+def test_duplicate_rid_is_refused_without_aborting_first_request() -> None:
     async def run() -> None:
         async with strict() as s:
             gate = s.pool("short")[0].gate
@@ -106,7 +107,31 @@ def test_an_id_in_use_is_refused_and_ends_nothing_else() -> None:
     asyncio.run(run())
 
 
-def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> None:
+def test_late_abort_of_ended_request_does_not_end_next_request_with_its_rid(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with strict() as s:
+            decode, gate = s.decodes[0], s.pool("short")[0].gate
+            for text in ("first", "second"):
+                assert (await s.post(text=SHORT, rid="mine"))[1]["text"]
+                assert [b["rid"] == hashed("mine") for b in decode.bodies] == [True, False][: len(decode.bodies)], text
+            gate.clear()
+            third = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: len(decode.running_ids) == 1)
+            # SGLang aborts an id once more two seconds after its stream has ended.
+            async with s.client.post(f"{decode.url}/abort_request", json={"rid": hashed("mine")}) as r:
+                assert r.status == 200
+            gate.set()
+            status, reply = await third
+            assert (status, reply["text"]) == (200, "t2")
+            monkeypatch.setattr(aborts, "USED_S", 0.0)
+            assert (await s.post(text=SHORT, rid="mine"))[0] == 200
+            assert decode.bodies[-1]["rid"] == hashed("mine")
+            assert list(s.lb.aborter._ended) == ["mine"]
+
+    asyncio.run(run())
+
+
+def test_refused_request_is_aborted_only_at_accepting_server() -> None:
     async def run() -> None:
         async with strict() as s:
             short, long = s.pool("short")[0], s.pool("long")[0]
@@ -138,7 +163,7 @@ def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> Non
         ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, 1),
     ],
 )
-def test_the_ids_of_an_abort_are_those_that_were_sent(route: str, body: Body, n: int) -> None:
+def test_abort_uses_rids_sent_to_servers(route: str, body: Body, n: int) -> None:
     async def run() -> None:
         async with stack(2) as s:
             await leave(s, route=route, **body)
@@ -152,7 +177,7 @@ def test_the_ids_of_an_abort_are_those_that_were_sent(route: str, body: Body, n:
     asyncio.run(run())
 
 
-def test_the_routers_key_opens_what_the_clients_does_not() -> None:
+def test_router_api_key_authorizes_abort_after_disconnect() -> None:
     async def run() -> None:
         async with strict(args={"api_key": "admin"}) as s:
             for f in (*s.prefills, *s.decodes):
@@ -163,7 +188,7 @@ def test_the_routers_key_opens_what_the_clients_does_not() -> None:
     asyncio.run(run())
 
 
-def test_a_refused_abort_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_abort_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with strict() as s:
             s.decodes[0].admin_key = "admin"
@@ -189,7 +214,7 @@ def done(server: FakeServer) -> list[str]:
     return [a for a in server.aborted if a in names]
 
 
-def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
+def test_router_abort_ends_only_named_request() -> None:
     async def run() -> None:
         async with strict(3, 2) as s:
             for p in s.prefills:
@@ -214,7 +239,7 @@ def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
     asyncio.run(run())
 
 
-def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
+def test_batch_or_single_prompt_is_aborted_by_client_rid() -> None:
     async def run() -> None:
         async with stack(2) as s:
             for p in s.prefills:
@@ -234,7 +259,7 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
     asyncio.run(run())
 
 
-def test_an_unknown_id_and_all_go_to_every_server() -> None:
+def test_abort_of_unknown_rid_or_all_reaches_every_server() -> None:
     """Another router may have the request, under the id that is derived from the client's id."""
 
     async def run() -> None:
@@ -249,7 +274,7 @@ def test_an_unknown_id_and_all_go_to_every_server() -> None:
     asyncio.run(run())
 
 
-def test_the_servers_refusal_of_an_abort_is_the_answer_and_the_routers_key_is_not_lent() -> None:
+def test_abort_all_without_client_key_returns_servers_401() -> None:
     async def run() -> None:
         async with strict(args={"api_key": "admin"}) as s:
             for f in (*s.prefills, *s.decodes):
@@ -264,7 +289,7 @@ def test_the_servers_refusal_of_an_abort_is_the_answer_and_the_routers_key_is_no
 
 
 @pytest.mark.parametrize("body", [[], "x", {"rid": 7}, {"abort_all": "yes"}, {"rid": ["a"]}])
-def test_a_bad_abort_is_400(body: Any) -> None:
+def test_invalid_abort_body_returns_400(body: Any) -> None:
     async def run() -> None:
         async with strict() as s:
             assert (await ask_abort(s, body))[0] == 400

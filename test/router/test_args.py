@@ -26,7 +26,7 @@ def parse(*flags: str, prefix: bool = False) -> Any:
     return LapsRouterArgs.from_cli_args(parser.parse_args(list(flags)), use_router_prefix=prefix)
 
 
-def test_without_the_switch_it_is_the_stock_balancer_and_the_stock_fields() -> None:
+def test_laps_flag_off_keeps_stock_balancer_and_fields() -> None:
     args = parse(*TWO)
     assert args.laps is None
     assert "laps" not in vars(args)
@@ -35,25 +35,25 @@ def test_without_the_switch_it_is_the_stock_balancer_and_the_stock_fields() -> N
     assert type(make_balancer(args)) is MiniLoadBalancer
 
 
-def test_with_the_switch_it_is_ours() -> None:
+def test_laps_flags_select_laps_balancer_and_set_config() -> None:
     args = parse(*TWO, "--enable-laps-alloc", "--laps-alloc-threshold", "300", "--laps-rebalance-ratio", "1.5")
     assert (args.laps.threshold, args.laps.ratio, args.laps.interval_s) == (300, 1.5, 5.0)
     assert isinstance(make_balancer(args), LapsBalancer)
 
 
-def test_the_router_prefix_works() -> None:
+def test_flags_with_router_prefix_are_parsed() -> None:
     two = [f.replace("--", "--router-") for f in TWO]
     args = parse(*two, "--router-enable-laps-alloc", "--router-laps-alloc-threshold", "9", prefix=True)
     assert args.laps.threshold == 9
 
 
-def test_arguments_made_by_hand_pass_through() -> None:
+def test_router_args_instance_is_returned_unchanged() -> None:
     args = RouterArgs(mini_lb=True, pd_disaggregation=True, prefill_urls=[("http://a", None)], decode_urls=["http://b"])
     assert LapsRouterArgs.from_cli_args(args) is args
     assert isinstance(args, RouterArgs)
 
 
-def test_one_prefill_server_is_enough_to_begin_with() -> None:
+def test_single_prefill_server_is_assigned_to_both_pools() -> None:
     balancer = make_balancer(parse(*PD, "--prefill", "http://127.0.0.1:1", "--enable-laps-alloc"))
     assert isinstance(balancer, LapsBalancer)
     assert [i.pool for i in balancer.router.pools.instances] == ["both"]
@@ -64,7 +64,8 @@ def test_one_prefill_server_is_enough_to_begin_with() -> None:
     [
         (["--laps-alloc-threshold", "0"], "--laps-alloc-threshold: 0 is not a whole number >= 1"),
         (["--laps-alloc-threshold", "many"], "--laps-alloc-threshold: many is not a whole number"),
-        (["--laps-rebalance-interval-s", "0"], "--laps-rebalance-interval-s: 0 is not a number > 0"),
+        (["--laps-rebalance-interval-s", "0"], "--laps-rebalance-interval-s: 0 is not a number >= 0.1"),
+        (["--laps-rebalance-interval-s", "0.09"], "--laps-rebalance-interval-s: 0.09 is not a number >= 0.1"),
         (["--laps-rebalance-ratio", "1"], "--laps-rebalance-ratio: 1 is not a number > 1"),
         (["--laps-alloc-config", "{"], "--laps-alloc-config: not JSON"),
         (["--laps-alloc-config", "[]"], "--laps-alloc-config: not a JSON object"),
@@ -74,7 +75,7 @@ def test_one_prefill_server_is_enough_to_begin_with() -> None:
         (["--laps-alloc-config", '{"load_unit": true}'], "--laps-alloc-config: load_unit: true is not a whole number"),
         (["--laps-alloc-config", '{"initial_short": 0}'], "--laps-alloc-config: initial_short: 0 is not a whole"),
         (["--laps-alloc-config", '{"keep_alive_s": 0}'], "--laps-alloc-config: keep_alive_s: 0 is not a number > 0"),
-        (["--laps-alloc-config", '{"interval_s": "1"}'], '--laps-rebalance-interval-s: "1" is not a number > 0'),
+        (["--laps-alloc-config", '{"interval_s": "1"}'], '--laps-rebalance-interval-s: "1" is not a number >= 0.1'),
         (["--laps-alloc-config", '{"ratio": NaN}'], "--laps-rebalance-ratio: NaN is not a number > 1"),
         (["--laps-alloc-config", '{"ratio": Infinity}'], "--laps-rebalance-ratio: Infinity is not a number > 1"),
         (["--laps-alloc-config", '{"tokenizer": ""}'], '--laps-tokenizer: "" is not a path'),
@@ -100,9 +101,17 @@ def test_one_prefill_server_is_enough_to_begin_with() -> None:
         (["--decode", "dns://decode"], "--decode: 'dns://decode' is not the name of several servers, like dns://"),
         (["--prefill", "dns://p:1/x"], "--prefill: 'dns://p:1/x' is not the name of several servers, like dns://"),
         (["--decode", ""], "--decode: '' is not the URL of a server"),
+        (["--decode", "http://a..b:80"], "--decode: 'http://a..b:80' is not the URL of a server"),
+        (["--decode", "http://xn--:80"], "--decode: 'http://xn--:80' is not the URL of a server"),
+        (["--decode", "http://" + "a" * 64], "--decode: 'http://aaa"),
+        (["--decode", "http://u:p@h"], "--decode: 'http://u:p@h' is not the URL of a server"),
+        (["--decode", "dns://a..b:80"], "--decode: 'dns://a..b:80' is not the name of several servers"),
+        (["--decode", "http://h", "--decode", "HTTP://H:80/"], "http://h is given twice"),
     ],
 )
-def test_a_bad_value_is_one_line_and_exit_2(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flag_value_exits_2_with_one_error_line(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as e:
         make_balancer(parse(*TWO, "--enable-laps-alloc", *flags))
     assert e.value.code == 2
@@ -125,7 +134,7 @@ DISCOVERY = ["--pd-disaggregation", "--mini-lb", "--enable-laps-alloc", "--servi
         ),
     ],
 )
-def test_discovery_needs_selectors_and_a_package(
+def test_discovery_requires_selectors_and_kubernetes_package(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
@@ -138,7 +147,7 @@ def test_discovery_needs_selectors_and_a_package(
     assert err.startswith(f"error: {says}")
 
 
-def test_a_name_stands_for_as_many_servers_as_there_are() -> None:
+def test_dns_url_becomes_name_source_without_instances() -> None:
     args = parse(*PD, "--prefill", "dns://prefill.test:30000", "8998", "--enable-laps-alloc")
     lb = make_balancer(args)
     assert isinstance(lb, LapsBalancer)
@@ -146,17 +155,17 @@ def test_a_name_stands_for_as_many_servers_as_there_are() -> None:
     assert lb.router.members.sources == [Name("prefill", "dns://prefill.test:30000", 8998)]
 
 
-def test_it_needs_mini_lb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_laps_alloc_requires_mini_lb(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         parse("--enable-laps-alloc")
     assert e.value.code == 2
     assert capsys.readouterr().err == "error: --enable-laps-alloc: needs --mini-lb\n"
 
 
-def test_the_configuration_is_json_ready() -> None:
+def test_alloc_config_is_json_serializable() -> None:
     args = parse(*TWO, "--enable-laps-alloc")
     assert json.loads(json.dumps(asdict(args.laps)))["interval_s"] == 5.0
 
 
-def test_there_are_at_most_ten_knobs_and_a_preset() -> None:
+def test_alloc_config_has_at_most_11_fields() -> None:
     assert len(fields(AllocConfig)) <= 10 + 1

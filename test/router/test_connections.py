@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds import until_seen
+from rounds import repeat_until
 from sglang_router_laps.http import parser
 
 from .fakes import JSON_TYPE, SHORT, FakeDecode, Stack, stack
@@ -53,7 +53,7 @@ def used_s(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_pipelined_requests_fill_no_memory_and_stop_no_other_client(tmp_path: Path) -> None:
+def test_pipelined_requests_use_bounded_memory_and_block_no_client(tmp_path: Path) -> None:
     async def flood(url: str) -> None:
         with contextlib.suppress(ConnectionError):
             async with connection(url) as (reader, writer):
@@ -84,7 +84,7 @@ def test_pipelined_requests_fill_no_memory_and_stop_no_other_client(tmp_path: Pa
 
 
 @pytest.mark.parametrize("behind", [b"", GET, b"nonsense\r\n\r\n", b"\r\n"], ids=["nothing", "get", "nonsense", "line"])
-def test_a_client_that_leaves_a_stream_is_heard_whatever_it_has_sent_behind_it(behind: bytes) -> None:
+def test_disconnect_is_detected_despite_pipelined_bytes(behind: bytes) -> None:
     async def run() -> None:
         async with stack(2, make_decode=lambda w: FakeDecode(w, chunks=10_000, pause_s=0.02)) as s:
             async with connection(s.url) as (reader, writer):
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_a_stream_is_heard_whatever_it_has_sent_behind_it(b
     asyncio.run(run())
 
 
-def test_the_first_of_several_pipelined_requests_is_answered_and_then_the_connection_closes() -> None:
+def test_router_answers_first_pipelined_request_and_closes_connection() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             writer.write(post(text=SHORT) + post(text=SHORT) + GET + b"GET / nonsense\r\n\r\n")
@@ -113,7 +113,7 @@ def test_the_first_of_several_pipelined_requests_is_answered_and_then_the_connec
     asyncio.run(run())
 
 
-def test_one_request_after_the_other_shares_a_connection() -> None:
+def test_sequential_requests_share_connection() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             for _ in range(3):
@@ -127,7 +127,7 @@ def test_one_request_after_the_other_shares_a_connection() -> None:
     asyncio.run(run())
 
 
-def test_trailers_are_no_headers() -> None:
+def test_chunked_trailers_are_ignored() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             body = b'{"text":"a"}'
@@ -186,7 +186,7 @@ class Flooding(Streaming):
             await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
 
 
-def test_unread_streams_release_their_slots() -> None:
+def test_unread_streams_release_slots() -> None:
     async def run() -> None:
         args = {"max_concurrent_requests": 2, "request_timeout_secs": 5, "queue_size": 0}
         async with stack(2, args=args, make_decode=Flooding) as s:
@@ -214,7 +214,7 @@ class Late(Streaming):
             await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
 
 
-def test_an_unread_stream_ends_at_its_time_limit_however_late_it_stopped() -> None:
+def test_unread_stream_that_stalls_late_ends_at_request_timeout() -> None:
     async def run() -> bool:
         args = {"max_concurrent_requests": 2, "request_timeout_secs": 5, "queue_size": 0}
         async with stack(2, args=args, make_decode=Late) as s:
@@ -228,18 +228,21 @@ def test_an_unread_stream_ends_at_its_time_limit_however_late_it_stopped() -> No
             sock.close()
             return took_s < 7.5
 
-    until_seen(lambda _: asyncio.run(run()), "it is not waited for as long again as it has taken")
+    repeat_until(lambda _: asyncio.run(run()), "it is not waited for as long again as it has taken")
 
 
-def test_an_unread_whole_answer_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+class Large(FakeDecode):
+    """Decode server with whole answers of 16 MiB."""
+
+    async def serve(self, request: Any, body: Any) -> Any:
+        from aiohttp import web
+
+        await self.world.event(body["bootstrap_room"]).wait()
+        return web.json_response({"text": "x" * (1 << 24)})
+
+
+def test_unread_non_streaming_answer_closes_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "STALL_S", 0.5)
-
-    class Large(FakeDecode):
-        async def serve(self, request: Any, body: Any) -> Any:
-            from aiohttp import web
-
-            await self.world.event(body["bootstrap_room"]).wait()
-            return web.json_response({"text": "x" * (1 << 24)})
 
     async def run() -> None:
         async with stack(2, make_decode=Large) as s:
@@ -253,8 +256,23 @@ def test_an_unread_whole_answer_holds_no_connection(monkeypatch: pytest.MonkeyPa
     asyncio.run(run())
 
 
+def test_slow_reader_gets_whole_answer_after_keep_alive_time() -> None:
+    async def run() -> None:
+        config = {"keep_alive_s": 0.2}
+        async with stack(2, config=config, make_decode=Large) as s, connection(s.url) as (reader, writer):
+            writer.write(post(text=SHORT))
+            answer = await asyncio.wait_for(reader.readuntil(b"xx"), 120)
+            await s.at_rest()
+            await asyncio.sleep(1.0)
+            answer += await asyncio.wait_for(reader.read(), 120)
+            assert len(answer) > 1 << 24
+            assert answer.endswith(b'x"}')
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("part", [b"", b"GET /liveness HTTP/1.1\r\nho"], ids=["nothing", "head"])
-def test_a_head_that_does_not_come_holds_no_connection(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_head_closes_connection(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "HEAD_S", 0.3)
 
     async def run() -> None:
@@ -270,7 +288,7 @@ def test_a_head_that_does_not_come_holds_no_connection(part: bytes, monkeypatch:
     asyncio.run(run())
 
 
-def test_what_is_no_http_is_told_so_as_openai_does() -> None:
+def test_invalid_http_returns_400_in_openai_error_format() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             writer.write(b"nonsense\r\n\r\n")

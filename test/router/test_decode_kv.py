@@ -30,7 +30,7 @@ def got(s: Stack) -> list[int]:
     return [len(d.bodies) for d in s.decodes]
 
 
-def test_other_routers_work_counts() -> None:
+def test_decode_choice_counts_kv_tokens_of_other_routers() -> None:
     async def run() -> None:
         make = servers({"others": 90_000}, {"others": 10_000, "ranks": 2})
         async with stack(2, 2, QUICK, make_decode=make) as s:
@@ -61,7 +61,7 @@ def test_other_routers_work_counts() -> None:
     asyncio.run(run())
 
 
-def test_a_request_goes_where_it_fits() -> None:
+def test_request_goes_to_decode_server_with_enough_free_kv() -> None:
     async def run() -> None:
         make = servers({"capacity": 1000}, {"capacity": 100_000, "others": 99_800})
         async with stack(2, 2, QUICK, make_decode=make) as s:
@@ -76,7 +76,7 @@ def test_a_request_goes_where_it_fits() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_says_nothing_is_taken_by_what_was_sent_there() -> None:
+def test_decode_server_without_reports_is_rated_by_sent_tokens() -> None:
     async def run() -> None:
         make = servers({"capacity": None}, {"others": 60_000})
         async with stack(2, 2, QUICK, make_decode=make) as s:
@@ -94,7 +94,7 @@ def test_a_server_that_says_nothing_is_taken_by_what_was_sent_there() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_comes_is_read_and_one_that_goes_is_not() -> None:
+def test_kv_reader_follows_joining_and_leaving_servers() -> None:
     async def run() -> None:
         async with stack(2, 1, QUICK, make_decode=servers({}, {})) as s:
             late = TellingDecode(s.decodes[0].world, others=1234)
@@ -113,7 +113,7 @@ def test_a_server_that_comes_is_read_and_one_that_goes_is_not() -> None:
     asyncio.run(run())
 
 
-def test_numbers_that_are_none_say_nothing() -> None:
+def test_invalid_kv_reports_are_ignored() -> None:
     async def run() -> None:
         make = servers({"others": -5}, {"capacity": 0})
         async with stack(2, 2, QUICK, make_decode=make) as s:

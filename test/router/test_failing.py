@@ -12,7 +12,7 @@ from aiohttp import web
 from .fakes import SHORT, Body, FakeDecode, FakePrefill, entry, stack
 
 
-def test_a_server_that_fails_fast_does_not_draw_the_traffic() -> None:
+def test_circuit_breaker_limits_traffic_to_failing_server_and_recovers() -> None:
     async def run() -> None:
         async with stack(2, 2, args={"cb_timeout_duration_secs": 1, "cb_failure_threshold": 5}) as s:
             sick, well = s.decodes
@@ -40,7 +40,7 @@ def test_a_server_that_fails_fast_does_not_draw_the_traffic() -> None:
     asyncio.run(run())
 
 
-def test_without_the_breaker_it_does() -> None:
+def test_failing_server_keeps_traffic_without_circuit_breaker() -> None:
     async def run() -> None:
         async with stack(2, 2, args={"disable_circuit_breaker": True}) as s:
             s.decodes[0].status = 500
@@ -49,11 +49,12 @@ def test_without_the_breaker_it_does() -> None:
     asyncio.run(run())
 
 
-def test_the_last_server_is_asked_although_its_breaker_is_open() -> None:
+def test_last_server_is_used_despite_open_breaker() -> None:
     async def run() -> None:
         async with stack(2, 1, args={"cb_failure_threshold": 2}) as s:
             s.decodes[0].status = 500
             assert [(await s.post(text=SHORT))[0] for _ in range(4)] == [500] * 4
+            assert entry(await s.status(), s.decodes[0])["breaker"] == "open"
             s.decodes[0].status = 200
             assert (await s.post(text=SHORT))[0] == 200
 
@@ -61,7 +62,7 @@ def test_the_last_server_is_asked_although_its_breaker_is_open() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_503_is_tried_elsewhere(role: str) -> None:
+def test_503_is_retried_at_another_server(role: str) -> None:
     async def run() -> None:
         async with stack(2, 2, config={"spill": "off"}) as s:
             sick = s.pool("short")[0] if role == "prefill" else s.decodes[0]
@@ -81,7 +82,7 @@ class Unjoined(FakePrefill):
         return web.json_response({"error": {"message": message}}, status=500)
 
 
-def test_a_transfer_that_failed_is_tried_again() -> None:
+def test_failed_kv_transfer_is_retried() -> None:
     async def run() -> None:
         kinds = iter((Unjoined, FakePrefill, FakePrefill))
         async with stack(3, 2, make_prefill=lambda world: next(kinds)(world), config={"spill": "off"}) as s:
@@ -93,7 +94,7 @@ def test_a_transfer_that_failed_is_tried_again() -> None:
     asyncio.run(run())
 
 
-def test_a_pair_that_failed_a_transfer_is_left_by_changing_either_server() -> None:
+def test_failed_transfers_try_both_decode_servers_then_return_503() -> None:
     """With a single prefill server, another decode server makes another pair."""
 
     async def run() -> None:
@@ -133,7 +134,7 @@ ABORTED = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message
 
 @pytest.mark.parametrize("says", [{"error": TRANSFER}, ABORTED])
 @pytest.mark.parametrize("stream", [False, True])
-def test_kv_that_never_came_is_tried_again_though_the_reply_had_begun(says: dict[str, Any], stream: bool) -> None:
+def test_missing_kv_is_retried_after_decode_reply_has_begun(says: dict[str, Any], stream: bool) -> None:
     async def run() -> None:
         async with stack(2, 2, make_decode=type("Now", (Unfed,), {"says": says, "asked": []})) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": stream}) as r:
@@ -147,12 +148,80 @@ def test_kv_that_never_came_is_tried_again_though_the_reply_had_begun(says: dict
     asyncio.run(run())
 
 
-def test_an_abort_that_a_client_asked_for_is_passed_on() -> None:
+def test_reply_of_client_abort_is_not_retried() -> None:
     said = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": "Abort by a client"}}}
 
     async def run() -> None:
         async with stack(2, 2, make_decode=type("Now", (Unfed,), {"says": said, "asked": []})) as s:
             status, answer = await s.post(text=SHORT)
             assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+
+    asyncio.run(run())
+
+
+class Strange:
+    """Server that answers each request with ``status``."""
+
+    status = 200
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        return web.Response(status=self.status, text="{}", headers={"location": "/health"})
+
+
+class StrangePrefill(Strange, FakePrefill):
+    pass
+
+
+class StrangeDecode(Strange, FakeDecode):
+    pass
+
+
+@pytest.mark.parametrize("status", [302, 304, 600, 999])
+@pytest.mark.parametrize("strange", ["prefill", "decode"])
+def test_router_takes_no_redirect_and_no_unknown_status_for_answer(strange: str, status: int) -> None:
+    """A redirect would become a GET of another page, and the connection to the client cannot send unknown statuses."""
+    make = {"make_prefill": StrangePrefill} if strange == "prefill" else {"make_decode": StrangeDecode}
+
+    async def run() -> None:
+        async with stack(1, **make) as s:
+            for server in s.prefills if strange == "prefill" else s.decodes:
+                server.status = status
+            found, reply = await s.post(text=SHORT)
+            assert (found, reply["error"]["type"]) == (502, "upstream_lost")
+            assert "\n" not in reply["error"]["message"]
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+class Moved(FakeDecode):
+    """Decode server behind another address."""
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if "there" not in request.query:
+            return web.Response(status=308, headers={"location": f"{request.path}?there"})
+        return await super()._handle(request)
+
+
+def test_router_follows_redirects_that_keep_posts() -> None:
+    async def run() -> None:
+        async with stack(1, make_decode=Moved) as s:
+            assert (await s.post(text=SHORT))[0] == 200
+
+    asyncio.run(run())
+
+
+class Exotic(FakeDecode):
+    """Decode server with a content type that is not Latin-1."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        return web.Response(body=b"{}", headers={"content-type": "application/json; x=\u20ac"})
+
+
+def test_router_passes_on_replies_with_exotic_content_types() -> None:
+    async def run() -> None:
+        async with stack(1, make_decode=Exotic) as s, s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
+            assert (r.status, await r.read()) == (200, b"{}")
+            assert r.content_type == "application/json"
 
     asyncio.run(run())

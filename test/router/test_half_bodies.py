@@ -30,7 +30,7 @@ class Half:
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
 
 
-def test_half_sent_bodies_hold_no_place() -> None:
+def test_incomplete_bodies_take_no_slot() -> None:
     async def run() -> None:
         async with stack(2, args={"max_concurrent_requests": 3}) as s:
             halves = [Half(HEAD, b'{"text": "') for _ in range(10)]
@@ -58,7 +58,7 @@ def test_half_sent_bodies_hold_no_place() -> None:
     ],
     ids=["header", "headers", "address", "chunk", "trailers"],
 )
-def test_what_is_no_body_is_not_kept_without_end(head: bytes, more: bytes) -> None:
+def test_endless_http_framing_data_ends_connection(head: bytes, more: bytes) -> None:
     async def run() -> None:
         async with stack(2) as s:
             half = Half(head, b"")
@@ -77,7 +77,7 @@ def test_what_is_no_body_is_not_kept_without_end(head: bytes, more: bytes) -> No
     asyncio.run(run())
 
 
-def test_a_large_body_may_come_with_its_head_and_after_others_on_its_connection() -> None:
+def test_large_body_sent_with_head_works_on_reused_connection() -> None:
     async def run() -> None:
         async with stack(2) as s:
             body = b'{"text": "%s", "sampling_params": {}}' % (b"a " * 200_000)
@@ -96,7 +96,7 @@ def test_a_large_body_may_come_with_its_head_and_after_others_on_its_connection(
     asyncio.run(run())
 
 
-def test_a_body_that_does_not_come_is_408_and_the_connection_closes() -> None:
+def test_incomplete_body_returns_408_and_closes_connection() -> None:
     async def run() -> None:
         async with stack(2, args={"request_timeout_secs": 0.3}) as s:
             half = Half(HEAD, b'{"text": "')
@@ -110,7 +110,7 @@ def test_a_body_that_does_not_come_is_408_and_the_connection_closes() -> None:
     asyncio.run(run())
 
 
-def test_a_body_larger_than_max_payload_size_is_413() -> None:
+def test_body_above_max_payload_size_returns_413() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"text": "'
         for _ in range(100):

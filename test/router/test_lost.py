@@ -10,7 +10,7 @@ import pytest
 from .fakes import SHORT, FakeDecode, FakePrefill, World, events_of, stack
 
 
-def test_a_refused_connection_is_tried_elsewhere_with_a_fresh_room() -> None:
+def test_refused_connection_is_retried_with_new_bootstrap_room() -> None:
     async def run() -> None:
         async with stack(4, 2) as s:
             dead = s.pool("short")[0]
@@ -31,7 +31,7 @@ def test_a_refused_connection_is_tried_elsewhere_with_a_fresh_room() -> None:
 
 
 @pytest.mark.parametrize("n", [8, 16], ids=["a few", "as many as open its breaker"])
-def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(n: int) -> None:
+def test_killed_prefill_server_loses_no_waiting_request_and_recovers(n: int) -> None:
     async def run() -> None:
         def held(world: World) -> FakePrefill:
             p = FakePrefill(world)
@@ -64,7 +64,7 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(n: i
     asyncio.run(run())
 
 
-def test_a_stream_that_had_begun_survives_its_prefill_server() -> None:
+def test_running_stream_survives_loss_of_prefill_server() -> None:
     async def run() -> None:
         async with stack(2, make_decode=lambda w: FakeDecode(w, chunks=5, pause_s=0.05)) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
@@ -76,7 +76,7 @@ def test_a_stream_that_had_begun_survives_its_prefill_server() -> None:
     asyncio.run(run())
 
 
-def test_a_decode_server_lost_in_a_stream_is_said_in_the_stream() -> None:
+def test_lost_decode_server_ends_stream_with_error_event() -> None:
     async def run() -> None:
         def breaking(world: World) -> FakeDecode:
             d = FakeDecode(world, pause_s=0.02)
@@ -95,7 +95,7 @@ def test_a_decode_server_lost_in_a_stream_is_said_in_the_stream() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_error_of_either_server_is_the_answer_and_the_other_leg_is_aborted(role: str) -> None:
+def test_server_error_is_returned_and_other_leg_is_aborted(role: str) -> None:
     async def run() -> None:
         async with stack(2) as s:
             prefill, decode = s.pool("short")[0], s.decodes[0]
@@ -111,7 +111,7 @@ def test_an_error_of_either_server_is_the_answer_and_the_other_leg_is_aborted(ro
     asyncio.run(run())
 
 
-def test_no_healthy_server_is_503_with_retry_after() -> None:
+def test_no_healthy_prefill_server_returns_503_with_retry_after() -> None:
     async def run() -> None:
         async with stack(2, args={"queue_timeout_secs": 1}) as s:
             for p in s.prefills:

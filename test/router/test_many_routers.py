@@ -34,7 +34,7 @@ def pools(s: Stack) -> dict[str, Any]:
     return {i.url: i.pool for i in s.lb.pools.instances}
 
 
-def test_both_routers_follow_the_servers_records_and_one_of_them_moves() -> None:
+def test_routers_share_pool_records_and_only_one_moves_server() -> None:
     async def run() -> None:
         async with pair() as (one, other):
             for p in one.prefills[:2]:
@@ -50,7 +50,7 @@ def test_both_routers_follow_the_servers_records_and_one_of_them_moves() -> None
     asyncio.run(run())
 
 
-def test_a_router_that_starts_takes_what_it_finds_and_a_server_that_starts_is_told() -> None:
+def test_new_router_adopts_pools_and_restarted_server_gets_assignment() -> None:
     async def run() -> None:
         async with stack(4, config=FAST) as one:
             await one.until(lambda: all(p.pool.assignment for p in one.prefills))
@@ -69,7 +69,7 @@ def test_a_router_that_starts_takes_what_it_finds_and_a_server_that_starts_is_to
     asyncio.run(run())
 
 
-def test_an_abort_that_reaches_the_other_router_ends_the_request() -> None:
+def test_abort_at_other_router_ends_request() -> None:
     async def run() -> None:
         async with under_way() as (one, other, sent):
             async with other.client.post(f"{other.url}/abort_request", json={"rid": "mine"}) as r:
@@ -82,7 +82,7 @@ def test_an_abort_that_reaches_the_other_router_ends_the_request() -> None:
     asyncio.run(run())
 
 
-def test_an_id_that_the_other_router_has_under_way_is_refused_by_the_servers() -> None:
+def test_servers_refuse_rid_in_use_at_other_router() -> None:
     async def run() -> None:
         async with under_way() as (one, other, first):
             status, said = await other.post(text=SHORT, rid="mine")

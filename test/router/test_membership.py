@@ -49,7 +49,7 @@ async def gone(s: Stack, url: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_one_that_joins_under_load_gets_requests_once_it_is_well_and_leaves_again(role: str) -> None:
+def test_joined_server_gets_requests_once_healthy_until_removed(role: str) -> None:
     async def run() -> None:
         async with stack(2, 1) as s:
             new: FakeServer = FakePrefill(s.decodes[0].world) if role == "prefill" else FakeDecode(s.decodes[0].world)
@@ -78,7 +78,7 @@ def test_one_that_joins_under_load_gets_requests_once_it_is_well_and_leaves_agai
     asyncio.run(run())
 
 
-def test_what_is_in_flight_at_one_that_leaves_is_finished_there() -> None:
+def test_removed_server_finishes_requests_in_flight() -> None:
     async def run() -> None:
         async with stack(2, 2, make_decode=lambda w: FakeDecode(w, chunks=20, pause_s=0.05)) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
@@ -100,7 +100,7 @@ def test_what_is_in_flight_at_one_that_leaves_is_finished_there() -> None:
     asyncio.run(run())
 
 
-def test_a_draining_server_that_does_not_finish_in_time_is_removed() -> None:
+def test_draining_server_is_removed_after_request_timeout() -> None:
     async def run() -> None:
         async with stack(2, 2, args={"request_timeout_secs": 1}) as s:
             s.prefills[0].gate.clear()
@@ -115,7 +115,7 @@ def test_a_draining_server_that_does_not_finish_in_time_is_removed() -> None:
     asyncio.run(run())
 
 
-def test_one_that_comes_back_while_it_drains_is_taken_back_after_its_probes() -> None:
+def test_draining_server_added_again_is_reused_after_probes() -> None:
     async def run() -> None:
         async with stack(2, 1, make_decode=lambda w: FakeDecode(w, chunks=20, pause_s=0.05)) as s:
             decode = s.decodes[0]
@@ -132,7 +132,7 @@ def test_one_that_comes_back_while_it_drains_is_taken_back_after_its_probes() ->
     asyncio.run(run())
 
 
-def test_the_last_of_a_role_may_go_and_another_come() -> None:
+def test_last_decode_server_can_be_removed_and_added_again() -> None:
     async def run() -> None:
         async with stack(2, 1, args={"queue_timeout_secs": 1}) as s:
             decode = s.decodes[0]
@@ -149,7 +149,7 @@ def test_the_last_of_a_role_may_go_and_another_come() -> None:
     asyncio.run(run())
 
 
-def test_a_replaced_server_is_in_use_at_once_where_its_source_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_server_is_used_once_source_reports_change(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with stack(3, 1) as s:
             new = FakePrefill(s.decodes[0].world)
@@ -172,7 +172,7 @@ def test_a_replaced_server_is_in_use_at_once_where_its_source_tells(monkeypatch:
     asyncio.run(run())
 
 
-def test_an_unannounced_replaced_server_is_in_use_within_five_seconds() -> None:
+def test_frequent_probes_find_unannounced_replacement_server() -> None:
     assert (1 + health.JITTER) * (health.PAUSE_MAX_S + health.PAUSE_S) < 4.0
 
     async def run() -> None:
@@ -186,7 +186,7 @@ def test_an_unannounced_replaced_server_is_in_use_within_five_seconds() -> None:
     asyncio.run(run())
 
 
-def test_only_what_its_source_has_said_anew_is_carried_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_changes_in_source_answer_are_applied(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with stack(2, 1) as s:
             members, fixed = s.lb.members, s.prefills[0].url
@@ -212,12 +212,40 @@ def test_only_what_its_source_has_said_anew_is_carried_out(caplog: pytest.LogCap
     asyncio.run(run())
 
 
-def test_servers_that_join_are_shared_out_among_the_pools() -> None:
+def test_joining_servers_are_distributed_among_pools() -> None:
     async def run() -> None:
         async with stack(2, 1) as s:
             for port in range(1, 5):
                 s.lb.add("prefill", f"http://127.0.0.1:{port}", None, "test")
             assert [i.pool for i in s.lb.pools.instances] == ["short", "long", "long", "short", "long", "short"]
             assert [r.instance for r in s.lb.readers] == s.lb.pools.instances
+
+    asyncio.run(run())
+
+
+def test_server_stays_while_another_source_still_names_it() -> None:
+    async def run() -> None:
+        async with stack(2, 1) as s:
+            members, one = s.lb.members, Found("prefill", "http://127.0.0.1:1", 8998)
+            for source in ("a", "b"):
+                members.follow(source, [one])
+            members.follow("a", [])
+            there = members.at(one.url)
+            assert there is not None
+            assert (members.source[there], list(members.draining)) == ("b", [])
+            members.follow("b", [])
+            assert list(members.draining) == [there]
+
+    asyncio.run(run())
+
+
+def test_every_spelling_of_url_is_same_server() -> None:
+    async def run() -> None:
+        async with stack(2, 1) as s:
+            port = s.prefills[0].port
+            assert s.lb.add("prefill", f"HTTP://127.0.0.1:{port}/", 8998, "test") is s.lb.pools.instances[0]
+            new = s.lb.add("prefill", "http://Host.test:80", 8998, "test")
+            assert new.url == "http://host.test"
+            assert s.lb.add("prefill", "http://host.test", 8998, "test") is new
 
     asyncio.run(run())

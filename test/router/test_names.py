@@ -67,13 +67,13 @@ async def told(resolver: Resolver, source: Name) -> list[Found]:
     ],
     ids=["several", "both kinds", "IPv6"],
 )
-def test_each_address_is_a_server(resolver: Resolver, addresses: list[str], urls: list[str]) -> None:
+def test_dns_addresses_become_server_urls(resolver: Resolver, addresses: list[str], urls: list[str]) -> None:
     resolver.addresses[PREFILL] = addresses
     source = Name("prefill", f"dns://{PREFILL}:30000", 8998)
     assert asyncio.run(told(resolver, source)) == [Found("prefill", url, 8998) for url in urls]
 
 
-def test_servers_follow_their_names(resolver: Resolver, caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_follow_dns_changes(resolver: Resolver, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with hosts(3) as (prefills, decode):
             args = {

@@ -7,14 +7,17 @@ import logging
 import re
 import signal
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 from sglang_router_laps.balancer import Server
 
-from .fakes import LONG, NO_PROBES, PROBES, SHORT, Body, Stack, entry, serving, stack
+from .fakes import LONG, NO_PROBES, PROBES, SHORT, Body, FakePrefill, Stack, entry, serving, stack
 from .test_stock_flags import certificate
 
 ACCESS = "sglang_router_laps.request.trail"
@@ -25,7 +28,7 @@ async def probe(s: Stack, path: str) -> int:
         return r.status
 
 
-def test_ready_once_a_server_of_each_kind_is_known_to_be_well() -> None:
+def test_readiness_follows_server_health_and_sigterm() -> None:
     async def run() -> None:
         async with stack(2, 1, args=PROBES) as s:
             await s.until(s.lb.ready)
@@ -43,9 +46,10 @@ def test_ready_once_a_server_of_each_kind_is_known_to_be_well() -> None:
     asyncio.run(run())
 
 
-def test_an_unreached_server_does_not_make_the_router_ready() -> None:
+def test_router_is_not_ready_with_unreachable_decode_server() -> None:
     async def run() -> None:
-        async with stack(2, 0, more_decodes=["http://127.0.0.1:9"]) as s:
+        async with stack(2, 0, more_decodes=["http://127.0.0.1:9"], args=PROBES) as s:
+            await s.until(lambda: all(i.proven for i in s.lb.pools.instances) and not s.lb.decoders[0].healthy)
             assert await probe(s, "readiness") == 503
 
     asyncio.run(run())
@@ -61,7 +65,7 @@ def test_an_unreached_server_does_not_make_the_router_ready() -> None:
         ({}, {}, None),
     ],
 )
-def test_every_answer_has_the_requests_id(args: Body, sent: dict[str, str], back: str | None) -> None:
+def test_every_answer_has_request_id_header(args: Body, sent: dict[str, str], back: str | None) -> None:
     async def run() -> None:
         async with stack(2, args=args) as s:
             ask: list[tuple[str, str, Any]] = [
@@ -88,7 +92,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
     return [dict(field.split("=", 1) for field in line.split()[1:]) for line in said]
 
 
-def test_the_access_log_tells_each_request_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_one_line_per_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger=ACCESS)
 
     async def run() -> None:
@@ -121,7 +125,7 @@ def test_the_access_log_tells_each_request_in_a_line(caplog: pytest.LogCaptureFi
     asyncio.run(run())
 
 
-def test_the_access_log_tells_of_retries_and_of_clients_that_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_records_retries_and_client_disconnects(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger=ACCESS)
 
     async def run() -> None:
@@ -144,7 +148,7 @@ def test_the_access_log_tells_of_retries_and_of_clients_that_left(caplog: pytest
     asyncio.run(run())
 
 
-def test_level_warn_is_without_an_access_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_log_level_disables_access_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger=ACCESS)
 
     async def run() -> None:
@@ -155,7 +159,7 @@ def test_level_warn_is_without_an_access_log(caplog: pytest.LogCaptureFixture) -
     asyncio.run(run())
 
 
-def test_the_status_and_its_page_need_the_key_and_the_probes_do_not() -> None:
+def test_status_and_page_require_api_key_unlike_probes() -> None:
     async def run() -> None:
         async with stack(2, args={"api_key": "geheim"}) as s:
             for path in ("laps", "laps_status"):
@@ -171,7 +175,7 @@ def test_the_status_and_its_page_need_the_key_and_the_probes_do_not() -> None:
     asyncio.run(run())
 
 
-def test_each_servers_answers_and_failures_are_told() -> None:
+def test_status_and_metrics_count_answers_and_errors_per_server() -> None:
     async def run() -> None:
         async with stack(2, 2, args={**NO_PROBES, "disable_retries": True}) as s:
             for _ in range(4):
@@ -180,6 +184,7 @@ def test_each_servers_answers_and_failures_are_told() -> None:
             sick.status = 500
             while not entry(await s.status(), sick)["errors"]:
                 await s.post(text=SHORT)
+            await s.at_rest()
             found = await s.status()
             assert entry(found, s.decodes[1])["errors"] == 0
             for server in (s.pool("short")[0], *s.decodes):
@@ -189,17 +194,18 @@ def test_each_servers_answers_and_failures_are_told() -> None:
                 assert 0 <= told["latency_ms"] < 60e3
             assert entry(found, s.pool("long")[0])["latency_ms"] is None
             async with s.client.get(f"{s.url}/metrics") as r:
-                text = await r.text()
-            at = f'{{role="decode",server="{sick.url}"}}'
-            assert re.search(re.escape(f"laps_router_server_errors_total{at} 1.0"), text.replace("'", '"')) or (
-                f'laps_router_server_errors_total{{server="{sick.url}",role="decode"}} 1.0' in text
-            )
-            assert "laps_router_server_answer_seconds_count" in text
+                said = [x for family in text_string_to_metric_families(await r.text()) for x in family.samples]
+            samples = {(x.name, x.labels.get("server"), x.labels.get("role")): x.value for x in said}
+            for server in (*s.prefills, *s.decodes):
+                told = entry(found, server)
+                assert told["errors"] == int(server is sick)
+                for name, key in (("errors_total", "errors"), ("answer_seconds_count", "answers")):
+                    assert samples[f"laps_router_server_{name}", server.url, server.role] == told[key]
 
     asyncio.run(run())
 
 
-def test_what_a_server_says_of_the_model_is_asked_of_one_that_is_well() -> None:
+def test_model_routes_forward_404_and_return_503_without_prefill() -> None:
     async def run() -> None:
         async with stack(2, args={**NO_PROBES, "queue_size": 0}) as s:
             # The fake servers have no such route.
@@ -211,7 +217,33 @@ def test_what_a_server_says_of_the_model_is_asked_of_one_that_is_well() -> None:
     asyncio.run(run())
 
 
-def test_servers_that_ask_for_a_certificate_are_shown_one(tmp_path: Path) -> None:
+class Described(FakePrefill):
+    """Prefill server that names its model, once its gate is open."""
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+        app.router.add_get("/v1/models", self._models)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        await self.gate.wait()
+        return web.json_response({"data": []})
+
+
+def test_router_asks_next_server_for_its_model_after_three_seconds() -> None:
+    async def run() -> None:
+        async with stack(2, args=NO_PROBES, make_prefill=Described) as s:
+            s.prefills[0].gate.clear()
+            begin = time.monotonic()
+            async with asyncio.timeout(20):
+                assert await probe(s, "v1/models") == 200
+            # Timers may fire a little early.
+            assert time.monotonic() - begin > 2.9
+            s.prefills[0].gate.set()
+
+    asyncio.run(run())
+
+
+def test_router_presents_client_certificate_to_tls_server(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
 
     async def run() -> None:

@@ -51,7 +51,7 @@ async def separate_router(
             await process.wait()
 
 
-def test_no_descriptors_left_is_503_and_blames_no_server(tmp_path: Path) -> None:
+def test_descriptor_shortage_returns_503_and_keeps_servers_healthy(tmp_path: Path) -> None:
     async def run() -> None:
         async with stack(2, 2) as s, separate_router(s, None, tmp_path) as (pid, url):
             async with s.client.post(f"{url}/generate", json={"text": SHORT}) as r:
@@ -95,7 +95,7 @@ def open_ports(pid: int) -> set[int]:
     return found
 
 
-def test_sixty_descriptors_serve_as_many_as_they_can(tmp_path: Path) -> None:
+def test_router_with_60_descriptors_limits_requests_in_flight(tmp_path: Path) -> None:
     async def run() -> None:
         def slow(world: World) -> FakeDecode:
             return FakeDecode(world, pause_s=0.1)
@@ -123,7 +123,36 @@ def test_sixty_descriptors_serve_as_many_as_they_can(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_descriptor_limit_is_raised_at_start(tmp_path: Path) -> None:
+def test_idle_connections_lock_out_no_new_client(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            stack(2) as s,
+            separate_router(s, (256, 256), tmp_path) as (_, url),
+            contextlib.AsyncExitStack() as idle,
+            aiohttp.ClientSession() as client,
+        ):
+            host, port = url.removeprefix("http://").split(":")
+            for _ in range(300):
+                _, writer = await asyncio.open_connection(host, int(port))
+                idle.callback(writer.close)
+
+            async def status() -> int:
+                closing = {"connection": "close"}
+                async with client.post(f"{url}/generate", json={"text": SHORT}, headers=closing) as r:
+                    return r.status
+
+            async with asyncio.timeout(60):
+                # The router looks ten times a second; until then, the event loop resets what exceeds the limit.
+                while True:
+                    with contextlib.suppress(aiohttp.ClientError):
+                        if await status() == 200:
+                            break
+            assert [await status() for _ in range(3)] == [200] * 3
+
+    asyncio.run(run())
+
+
+def test_descriptor_limit_is_raised_to_hard_limit_at_start(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def run() -> None:
@@ -144,7 +173,7 @@ class NoName(aiohttp.abc.AbstractResolver):
         pass
 
 
-def test_a_name_that_does_not_resolve_is_no_dead_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dns_failure_returns_503_and_keeps_server_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiohttp.connector.DefaultResolver", NoName)
 
     async def run() -> None:
@@ -160,7 +189,7 @@ def test_a_name_that_does_not_resolve_is_no_dead_server(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_tls_that_fails_is_no_dead_server_and_another_serves() -> None:
+def test_tls_failure_is_retried_elsewhere_and_keeps_server_healthy() -> None:
     async def run() -> None:
         async with stack(2, 1) as plain:
             wrong = plain.decodes[0].url.replace("http:", "https:")

@@ -21,7 +21,7 @@ from sglang_router_laps.servers.upstream import failure
 KEY = ConnectionKey("h", 1, False, True, None, None, None)
 
 
-def test_pauses_grow_to_their_maximum() -> None:
+def test_retry_backoff_grows_to_maximum() -> None:
     retries = Retries(
         RouterArgs(
             retry_initial_backoff_ms=50,
@@ -35,7 +35,7 @@ def test_pauses_grow_to_their_maximum() -> None:
     assert all(jittered.pause_s(0) >= 0 for _ in range(100))
 
 
-def test_the_budget_of_retries_is_a_share_of_the_requests() -> None:
+def test_retry_budget_is_share_of_requests() -> None:
     retries = Retries(RouterArgs())
     spent = 0
     for _ in range(1000):
@@ -46,7 +46,7 @@ def test_the_budget_of_retries_is_a_share_of_the_requests() -> None:
 
 @pytest.mark.parametrize("line", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("size", range(1, 12))
-def test_events_come_whole_whatever_the_pieces(size: int, line: bytes) -> None:
+def test_sse_events_stay_whole_for_any_split(size: int, line: bytes) -> None:
     text = b'data: {"a": 1}\n\ndata: {"b": 2}\n\n\n\ndata: [DONE]\n\nda'.replace(b"\n", line)
     events = Events()
     out = [events.feed(text[i : i + size]) for i in range(0, len(text), size)]
@@ -58,14 +58,14 @@ def test_events_come_whole_whatever_the_pieces(size: int, line: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-def test_events_are_merged_once_whatever_the_pieces(size: int) -> None:
+def test_logprobs_are_merged_into_events_for_any_split(size: int) -> None:
     def event(*logprobs: int) -> bytes:
         return b"data: " + orjson.dumps({"meta_info": {"input_token_logprobs": logprobs}}) + b"\n\n"
 
     text = event(2) + event(3) + b"data: [DONE]\n\nda"
     events = MergedEvents(event(1))
-    out = b"".join(events.feed(text[i : i + size]) for i in range(0, len(text), size))
-    assert out == event(1, 2) + event(1, 3) + b"data: [DONE]\n\n"
+    out = [part for i in range(0, len(text), size) for part in events.parts(text[i : i + size])]
+    assert out == [event(1, 2), event(1, 3), b"data: [DONE]\n\n"]
     assert events.flush() == b"da"
 
 
@@ -82,8 +82,8 @@ def test_events_are_merged_once_whatever_the_pieces(size: int) -> None:
         (b'{"error": {"code": 1e400}}', None),
         (b'{"error": {"code": 200}}', 500),
         (b'[{"text": "x"}, {"meta_info": {"finish_reason": {"type": "abort", "status_code": 503}}}]', 503),
-        (b'{"meta_info": {"finish_reason": {"type": "abort"}}}', 500),
-        (b'{"choices": [{"finish_reason": "abort"}]}', 500),
+        (b'{"meta_info": {"finish_reason": {"type": "abort"}}}', 499),
+        (b'{"choices": [{"finish_reason": "abort"}]}', 499),
         (b'"error"', None),
         (b'[1, "error"]', None),
         (b'{"meta_info": 7, "choices": {"abort": 1}, "x": "abort"}', None),
@@ -123,26 +123,27 @@ def connecting(number: int | None) -> aiohttp.ClientConnectorError:
         (aiohttp.ClientConnectorCertificateError(KEY, ssl.CertificateError("expired")), "local"),
     ],
 )
-def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, means: str) -> None:
+def test_connection_failure_is_classified_by_cause(cause: Exception, means: str) -> None:
     found = failure(Instance("http://h:1", "decode", lambda: 0.0), cause)
     assert found.kind == means
     assert found.blameless == (means in ("local", "exhausted"))
 
 
-def test_descriptors_are_shared_out() -> None:
+def test_descriptor_limit_bounds_requests_and_queue() -> None:
     few, many = (share_descriptors(n, 4, 1 << 30, 0)[0] for n in (200, 100_000))
     assert 1 <= few < 60
     assert many > 30_000
-    assert share_descriptors(10, 100, 8192, 100) == (1, 0)
-    assert share_descriptors(resource.RLIM_INFINITY, 4, 8192, 100) == (8192, 100)
+    assert share_descriptors(10, 100, 8192, 100)[:2] == (1, 0)
+    assert share_descriptors(resource.RLIM_INFINITY, 4, 8192, 100)[:2] == (8192, 100)
 
 
 @pytest.mark.parametrize(
     ("limit", "requests", "queued"), [(40_000, 8192, 30_000), (1024, 8192, 100), (9000, 200, 9000)]
 )
-def test_requests_and_queue_have_descriptors_enough(limit: int, requests: int, queued: int) -> None:
+def test_requests_and_queue_use_most_of_descriptor_limit(limit: int, requests: int, queued: int) -> None:
     """A long queue shrinks even if there are descriptors for all requests."""
-    allowed, waiting = share_descriptors(limit, 4, requests, queued)
+    allowed, waiting, clients = share_descriptors(limit, 4, requests, queued)
     assert 0 < allowed <= requests
     assert 0 < waiting <= queued
     assert 0.9 * limit - 100 < 3 * allowed + waiting < limit
+    assert allowed + waiting <= clients < limit - 2 * allowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,7 @@ from laps_core.pools.pressure import POOLS, Pool
 from .fakes import JSON_TYPE, LONG, SHORT, FakeDecode, FakePrefill, Stack, events_of, stack
 
 
-def test_both_classes_stream_through_their_own_pool() -> None:
+def test_each_class_streams_through_matching_pool() -> None:
     async def run() -> None:
         async with stack(2) as s:
             classes: tuple[tuple[str, Pool], ...] = ((SHORT, "short"), (LONG, "long"))
@@ -47,7 +48,7 @@ def test_both_classes_stream_through_their_own_pool() -> None:
         ("v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SHORT}]}]}),
     ],
 )
-def test_each_route_reaches_both_servers_as_it_came(route: str, body: dict[str, Any]) -> None:
+def test_each_route_forwards_body_to_both_servers(route: str, body: dict[str, Any]) -> None:
     async def run() -> None:
         async with stack(2) as s:
             status, _ = await s.post(route, **body)
@@ -68,18 +69,19 @@ def test_each_route_reaches_both_servers_as_it_came(route: str, body: dict[str, 
     asyncio.run(run())
 
 
-def test_a_batch_is_classified_by_its_total() -> None:
+def test_batch_is_classified_by_total_length() -> None:
     async def run() -> None:
         async with stack(2) as s:
             await s.post(text=["c" * 400] * 2)
             await s.post(text=["d" * 400] * 20)
-            assert len(s.pool("short")[0].bodies) == len(s.pool("long")[0].bodies) == 1
+            sent = [[len(body["text"]) for body in s.pool(pool)[0].bodies] for pool in POOLS]
+            assert sent == [[2], [20]]
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"nonsense", b'{"text": "a"', b"\xff"])
-def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) -> None:
+def test_malformed_body_is_refused_without_reaching_prefill_servers(raw: bytes) -> None:
     async def run() -> None:
         async with stack(2) as s:
             async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
@@ -92,7 +94,7 @@ def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) ->
     asyncio.run(run())
 
 
-def test_stock_routes_ask_servers_that_are_healthy() -> None:
+def test_stock_routes_prefer_healthy_servers() -> None:
     async def run() -> None:
         async with stack(2, 2) as s:
             prefills, decodes = s.lb.pools.instances, s.lb.decoders
@@ -104,7 +106,7 @@ def test_stock_routes_ask_servers_that_are_healthy() -> None:
     asyncio.run(run())
 
 
-def test_stock_routes_are_still_there() -> None:
+def test_stock_health_route_returns_200() -> None:
     async def run() -> None:
         async with stack(2) as s, s.client.get(f"{s.url}/health") as r:
             assert r.status == 200
@@ -112,18 +114,20 @@ def test_stock_routes_are_still_there() -> None:
     asyncio.run(run())
 
 
-def test_numbers_only_the_standard_parser_takes_go_through() -> None:
+def test_body_with_nan_and_big_integer_is_forwarded() -> None:
     async def run() -> None:
         async with stack(2) as s:
             raw = b'{"text": "a", "x": NaN, "big": 123456789012345678901234567890}'
             async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
                 assert r.status == 200
-            assert s.decodes[0].bodies[0]["big"] == 123456789012345678901234567890
+            for server in (s.pool("short")[0], s.decodes[0]):
+                assert math.isnan(server.bodies[0]["x"])
+                assert server.bodies[0]["big"] == 123456789012345678901234567890
 
     asyncio.run(run())
 
 
-def test_a_room_given_by_the_client_is_replaced() -> None:
+def test_router_replaces_bootstrap_room_and_derives_prefill_rid() -> None:
     async def run() -> None:
         async with stack(2) as s:
             await s.post(text=SHORT, bootstrap_room=7, rid="mine")
@@ -135,7 +139,7 @@ def test_a_room_given_by_the_client_is_replaced() -> None:
     asyncio.run(run())
 
 
-def test_the_deadline_header_becomes_a_custom_parameter() -> None:
+def test_deadline_header_becomes_custom_parameter() -> None:
     async def run() -> None:
         async with stack(2) as s:
             for route, body in (
@@ -146,16 +150,17 @@ def test_the_deadline_header_becomes_a_custom_parameter() -> None:
             ):
                 async with s.client.post(f"{s.url}/{route}", json=body, headers={"x-sgl-ttft-slo-ms": "250"}) as r:
                     assert r.status == 200
-                seen = s.decodes[0].bodies[-1]
-                custom = seen["sampling_params"]["custom_params"] if route == "generate" else seen["custom_params"]
-                assert custom == {"ttft_slo_ms": 250.0}
+                for server in (s.pool("short")[0], s.decodes[0]):
+                    seen = server.bodies[-1]
+                    custom = seen["sampling_params"]["custom_params"] if route == "generate" else seen["custom_params"]
+                    assert custom == {"ttft_slo_ms": 250.0}
             assert s.decodes[0].bodies[0]["sampling_params"]["max_new_tokens"] == 3
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "soon"])
-def test_a_bad_deadline_is_refused_by_name(value: str) -> None:
+def test_invalid_deadline_returns_400_naming_header(value: str) -> None:
     async def run() -> None:
         async with stack(2) as s:
             async with s.client.post(
@@ -168,7 +173,7 @@ def test_a_bad_deadline_is_refused_by_name(value: str) -> None:
     asyncio.run(run())
 
 
-def test_the_api_key_reaches_both_servers() -> None:
+def test_api_key_and_request_id_reach_both_servers() -> None:
     async def run() -> None:
         async with stack(2) as s:
             headers = {"Authorization": "Bearer k", "x-request-id": "r1"}
@@ -182,24 +187,24 @@ def test_the_api_key_reaches_both_servers() -> None:
     asyncio.run(run())
 
 
-def test_logprobs_come_from_both_servers() -> None:
+def test_reply_merges_logprobs_of_both_servers() -> None:
     async def run() -> None:
         async with stack(2) as s:
             both = [[-1.0, 5], [-2.0, 6]]
             _, reply = await s.post(text=SHORT, return_logprob=True)
             assert reply["meta_info"]["input_token_logprobs"] == both
             _, replies = await s.post(text=[SHORT, SHORT], return_logprob=True)
-            assert len(replies) == 2
+            assert [reply["meta_info"]["input_token_logprobs"] for reply in replies] == [both, both]
             body = {"text": SHORT, "return_logprob": True, "stream": True}
             async with s.client.post(f"{s.url}/generate", json=body) as r:
                 events = await events_of(r)
-            assert all(json.loads(e)["meta_info"]["input_token_logprobs"] == both for e in events[:-1])
+            assert [json.loads(e)["meta_info"]["input_token_logprobs"] for e in events[:-1]] == [both] * 3
             assert events[-1] == "[DONE]"
 
     asyncio.run(run())
 
 
-def test_a_request_that_takes_too_long_is_504() -> None:
+def test_request_timeout_returns_504() -> None:
     async def run() -> None:
         async with stack(2, args={"request_timeout_secs": 0.3}) as s:
             s.pool("short")[0].gate.clear()
@@ -226,7 +231,7 @@ async def disconnect_midway(s: Stack, i: int, patience_s: float | None) -> None:
         pass
 
 
-def test_500_disconnects_leave_every_counter_at_zero() -> None:
+def test_500_disconnects_leave_no_outstanding_requests() -> None:
     async def run() -> None:
         async with stack(
             4,
@@ -256,10 +261,14 @@ def test_500_disconnects_leave_every_counter_at_zero() -> None:
     asyncio.run(run())
 
 
-def test_the_prefill_share_ends_with_the_first_token_the_decode_share_with_the_stream() -> None:
+def test_prefill_load_ends_at_first_token_before_decode_load() -> None:
     async def run() -> None:
         async with stack(2, make_decode=lambda w: FakeDecode(w, chunks=3, pause_s=0.1)) as s:
-            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+            s.pool("short")[0].gate.clear()
+            asking = asyncio.create_task(s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}))
+            await s.until(lambda: any(i.outstanding_tokens > 0 for i in s.lb.pools.instances))
+            s.pool("short")[0].gate.set()
+            async with await asking as r:
                 assert s.lb.decoders[0].outstanding == 1
                 await r.content.readany()
                 assert all(i.outstanding_tokens == 0 for i in s.lb.pools.instances)
@@ -270,7 +279,7 @@ def test_the_prefill_share_ends_with_the_first_token_the_decode_share_with_the_s
     asyncio.run(run())
 
 
-def test_connections_are_reused() -> None:
+def test_decode_server_connections_are_reused() -> None:
     async def run() -> None:
         async with stack(2) as s:
             for _ in range(20):
@@ -282,7 +291,7 @@ def test_connections_are_reused() -> None:
     asyncio.run(run())
 
 
-def test_a_chunked_request_body_is_read_whole() -> None:
+def test_chunked_request_body_is_read_completely() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"text": "'
         await asyncio.sleep(0.02)
@@ -292,6 +301,6 @@ def test_a_chunked_request_body_is_read_whole() -> None:
         async with stack(2) as s:
             async with s.client.post(f"{s.url}/generate", data=pieces(), headers=JSON_TYPE) as r:
                 assert r.status == 200
-            assert len(s.pool("long")[0].bodies) == 1
+            assert [len(b["text"]) for b in s.pool("long")[0].bodies] == [100_000]
 
     asyncio.run(run())

@@ -135,7 +135,7 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         await runner.cleanup()
 
 
-def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_follow_kubernetes_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with hosts(5) as (prefills, decode):
             args = {
@@ -193,5 +193,29 @@ def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     probed = d.probed
                     api.set("d", "prefill", d.host, restarts=1)
                     await s.until(lambda: d.probed >= probed + 2 and there(c, d))
+
+    asyncio.run(run())
+
+
+def test_router_outside_cluster_says_so_once_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with hosts(1) as (prefills, decode), cluster(tmp_path, monkeypatch) as api:
+            args = {
+                "service_discovery": True, "service_discovery_namespace": NAMESPACE,
+                "service_discovery_port": prefills[0].port,
+                "prefill_selector": {"app": "prefill"}, "decode_selector": {"app": "decode"},
+            }  # fmt: skip
+            api.set("a", "prefill", prefills[0].host)
+            api.set("decode", "decode", decode.host)
+            (tmp_path / "config").rename(tmp_path / "away")
+            async with stack(0, 0, args=args) as s:
+                await s.until(lambda: all(f"{pods} pods: " in caplog.text for pods in ("prefill", "decode")))
+                await asyncio.sleep(0.3)
+                assert caplog.text.count("prefill pods: ") == caplog.text.count("decode pods: ") == 1
+                assert "Traceback" not in caplog.text
+                (tmp_path / "away").rename(tmp_path / "config")
+                await s.until(lambda: len(s.lb.instances) == 2)
 
     asyncio.run(run())

@@ -34,7 +34,7 @@ async def queued(s: Stack, n: int) -> None:
     await s.until(lambda: s.lb.queue.waiting == n)
 
 
-def test_a_request_waits_for_a_place_short_before_long() -> None:
+def test_queue_serves_short_requests_before_long() -> None:
     async def run() -> None:
         done: list[str] = []
 
@@ -63,7 +63,7 @@ def test_a_request_waits_for_a_place_short_before_long() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_a_full_queue_is_429(size: int) -> None:
+def test_full_queue_returns_429(size: int) -> None:
     async def run() -> None:
         async with full({"queue_size": size}) as (s, _):
             waits = [asyncio.create_task(s.post(text=SHORT)) for _ in range(size)]
@@ -80,7 +80,7 @@ def test_a_full_queue_is_429(size: int) -> None:
     asyncio.run(run())
 
 
-def test_a_wait_over_the_time_out_is_408() -> None:
+def test_queue_timeout_returns_408() -> None:
     async def run() -> None:
         async with full({"queue_timeout_secs": 0.2}) as (s, _):
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
@@ -91,7 +91,7 @@ def test_a_wait_over_the_time_out_is_408() -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_goes_away_leaves_the_queue_at_once() -> None:
+def test_disconnected_client_leaves_queue() -> None:
     async def run() -> None:
         async with full() as (s, _):
             async with aiohttp.ClientSession() as client:
@@ -104,7 +104,7 @@ def test_a_client_that_goes_away_leaves_the_queue_at_once() -> None:
     asyncio.run(run())
 
 
-def test_the_id_of_one_that_waits_is_taken_and_can_be_aborted() -> None:
+def test_queued_request_reserves_rid_and_can_be_aborted() -> None:
     async def run() -> None:
         async with full() as (s, first):
             waiting = asyncio.create_task(s.post(text=SHORT, rid="mine"))
@@ -128,7 +128,7 @@ SLOW = {"alpha": 0.0, "linear": 0.01, "gamma_r": 0.0, "per_request": 0.0, "fixed
 """Latency model in which a token takes 10 ms."""
 
 
-def test_a_deadline_that_is_expected_to_be_missed_is_refused_at_once() -> None:
+def test_request_predicted_late_is_refused_with_refuse_header() -> None:
     async def run() -> None:
         refuse = {"x-sgl-ttft-slo-late": "refuse"}
 
@@ -162,7 +162,7 @@ def test_a_deadline_that_is_expected_to_be_missed_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(("late", "status"), [("refuse", 429), ("serve", 200), (None, 200)])
-def test_a_missed_deadline_is_refused_where_that_is_asked_for(late: str | None, status: int) -> None:
+def test_missed_deadline_is_refused_only_with_refuse_header(late: str | None, status: int) -> None:
     async def run() -> None:
         headers = {"x-sgl-ttft-slo-ms": "200"} | ({"x-sgl-ttft-slo-late": late} if late else {})
 
@@ -186,7 +186,7 @@ def test_a_missed_deadline_is_refused_where_that_is_asked_for(late: str | None, 
     asyncio.run(run())
 
 
-def test_a_word_on_deadlines_that_is_none_is_400() -> None:
+def test_invalid_late_header_returns_400() -> None:
     async def run() -> None:
         async with stack(2) as s:
             headers = {"x-sgl-ttft-slo-ms": "200", "x-sgl-ttft-slo-late": "maybe"}
@@ -197,7 +197,7 @@ def test_a_word_on_deadlines_that_is_none_is_400() -> None:
     asyncio.run(run())
 
 
-def test_a_request_waits_while_a_role_has_no_server_for_a_moment() -> None:
+def test_request_waits_for_decode_server_to_recover() -> None:
     async def run() -> None:
         async with stack(2, args=NO_PROBES) as s:
             (decoder,) = s.lb.decoders
@@ -214,7 +214,7 @@ def test_a_request_waits_while_a_role_has_no_server_for_a_moment() -> None:
 
 
 @pytest.mark.parametrize("args", [{"queue_size": 0}, {"queue_timeout_secs": 0.1}])
-def test_a_role_without_a_server_for_long_is_503(args: Body) -> None:
+def test_no_healthy_decode_server_returns_503(args: Body) -> None:
     async def run() -> None:
         async with stack(2, args={**NO_PROBES, **args}) as s:
             s.lb.decoders[0].healthy = False

@@ -61,7 +61,7 @@ async def chats(s: Stack, users: int, turns: int, **more: Any) -> float:
 
 
 @pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
-def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> None:
+def test_chat_turns_go_to_dp_rank_with_cached_history(laps: bool) -> None:
     async def share(tells: bool) -> float:
         # A history costs a fifth of a second to compute. If it cost nothing, the router would only learn the delays of
         # a busy machine and rightly ignore histories.
@@ -80,7 +80,7 @@ def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> No
     assert asyncio.run(share(False)) < 0.7
 
 
-def test_the_backlog_that_a_rank_tells_counts() -> None:
+def test_dp_rank_with_reported_backlog_is_avoided() -> None:
     """One rank of each server has work of other routers, so no request goes there."""
 
     async def run() -> None:
@@ -97,7 +97,7 @@ def test_the_backlog_that_a_rank_tells_counts() -> None:
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_work_is_spread_over_the_ranks(each: bool) -> None:
+def test_requests_are_spread_evenly_over_dp_ranks(each: bool) -> None:
     """If ranks do not report their own loads, the router uses its own counts of sent work."""
 
     async def run() -> None:
@@ -127,7 +127,7 @@ def test_work_is_spread_over_the_ranks(each: bool) -> None:
 
 
 @pytest.mark.parametrize(("route", "prompts"), [("generate", "text"), ("v1/completions", "prompt")])
-def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own(route: str, prompts: str) -> None:
+def test_batch_uses_one_dp_rank_and_separate_bootstrap_rooms(route: str, prompts: str) -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(3, 3)) as s:
             for n in range(2):
@@ -145,7 +145,7 @@ def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own(ro
 
 
 @pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
-def test_another_rule_than_rooms_is_left_to_the_server(laps: bool) -> None:
+def test_router_picks_no_dp_rank_for_other_balance_methods(laps: bool) -> None:
     async def run() -> None:
         make = servers(2, 2, laps=laps, method="total_tokens")
         async with stack(2, config=ONE_POOL, make_prefill=make) as s:
@@ -160,7 +160,7 @@ def test_another_rule_than_rooms_is_left_to_the_server(laps: bool) -> None:
     asyncio.run(run())
 
 
-def test_a_stock_server_is_asked_for_its_rule_once_and_one_without_ranks_never() -> None:
+def test_stock_server_info_is_queried_once_for_dp_ranks() -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(2, 1, laps=False)) as s:
             await known(s, 2)
@@ -171,7 +171,7 @@ def test_a_stock_server_is_asked_for_its_rule_once_and_one_without_ranks_never()
     asyncio.run(run())
 
 
-def test_ranks_that_plan_together_are_shown() -> None:
+def test_status_and_metrics_show_group_of_dp_ranks() -> None:
     async def scenario() -> None:
         async with stack(1, config=ONE_POOL, make_prefill=servers(2)) as s:
             await known(s, 2)
@@ -189,7 +189,7 @@ def test_ranks_that_plan_together_are_shown() -> None:
 
 
 @pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
-def test_a_server_that_is_replaced_is_followed(laps: bool) -> None:
+def test_router_follows_changed_number_of_dp_ranks(laps: bool) -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, laps=laps)) as s:
             for size in (2, 5, 1, 3):
@@ -204,9 +204,9 @@ def test_a_server_that_is_replaced_is_followed(laps: bool) -> None:
     asyncio.run(run())
 
 
-def test_a_rank_that_has_forgotten_is_corrected_by_itself() -> None:
+def test_prefix_miss_corrects_only_affected_dp_rank() -> None:
     async def run() -> None:
-        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, tokens_per_s=6000.0)) as s:
             for n in range(2):
                 await known(s, 2, n)
             for i in range(8):
@@ -225,9 +225,9 @@ def test_a_rank_that_has_forgotten_is_corrected_by_itself() -> None:
     asyncio.run(run())
 
 
-def test_an_adapter_has_prefixes_of_its_own_at_each_rank() -> None:
+def test_cached_prefixes_are_separate_for_each_adapter() -> None:
     async def run() -> None:
-        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, tokens_per_s=6000.0)) as s:
             for n in range(2):
                 await known(s, 2, n)
             assert await chats(s, users=4, turns=3) > 0.9
@@ -246,7 +246,7 @@ def test_an_adapter_has_prefixes_of_its_own_at_each_rank() -> None:
     ("named", "header"),
     [({"routed_dp_rank": 1}, None), ({"data_parallel_rank": 0}, None), ({}, "X-Data-Parallel-Rank")],
 )
-def test_a_client_that_names_a_rank_is_on_its_own(named: dict[str, int], header: str | None) -> None:
+def test_router_keeps_dp_rank_named_by_client(named: dict[str, int], header: str | None) -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
             for n in range(2):
@@ -255,14 +255,30 @@ def test_a_client_that_names_a_rank_is_on_its_own(named: dict[str, int], header:
             body = {"text": LONG, **named}
             async with s.client.post(f"{s.url}/generate", json=body, headers=headers) as r:
                 assert r.status == 200
-            (seen,) = [b for p in s.prefills for b in p.bodies]
-            assert "disagg_prefill_dp_rank" not in seen
-            assert named.items() <= seen.items()
+            (prefill,) = [p for p in s.prefills if p.bodies]
+            for server in (prefill, s.decodes[0]):
+                assert "disagg_prefill_dp_rank" not in server.bodies[0]
+                assert named.items() <= server.bodies[0].items()
+                assert server.headers[0].get("x-data-parallel-rank") == ("1" if header else None)
 
     asyncio.run(run())
 
 
-def test_no_server_has_endlessly_many_ranks() -> None:
+def test_null_names_no_rank() -> None:
+    """Some clients send all fields that they know."""
+
+    async def run() -> None:
+        async with stack(1, config=ONE_POOL, make_prefill=servers(2)) as s:
+            await known(s, 2)
+            nulls: Any = dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"))
+            assert (await s.post(text=LONG, **nulls))[0] == 200
+            for seen in (s.prefills[0].bodies[0], s.decodes[0].bodies[0]):
+                assert seen["disagg_prefill_dp_rank"] == seen["bootstrap_room"] % 2
+
+    asyncio.run(run())
+
+
+def test_implausible_dp_rank_count_is_ignored() -> None:
     class Boasting(RankedPrefill):
         async def _laps_status(self, request: Any) -> Any:
             reply = await super()._laps_status(request)

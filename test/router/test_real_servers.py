@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import http_load as load
 import pytest
-from rounds import until_seen
-from served import NORMAL, Beside, Prefill, checkpoint, on, prefill_server
+from rounds import repeat_until
+from served import NORMAL, Prefill, SharedServers, make_checkpoint, prefill_server, run_on
 
 from benchmark.load.prompts import FAKE_BOOTSTRAP_HOST
 from benchmark.rig import servers
 
-pytestmark = [pytest.mark.timeout(600), *on(NORMAL)]
+pytestmark = [pytest.mark.timeout(600), *run_on(NORMAL)]
 
 CONFIG = {"spill": "off", "initial_short": 1}
 SHORT = "What is the weather like?"
@@ -33,7 +33,7 @@ class Rig:
         self.prefills, self.decode, self.router = prefills, decode, router
 
     def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.router.url}/laps_status", timeout=30) as reply:
+        with urllib.request.urlopen(f"{self.router.url}/laps_status", timeout=180) as reply:
             return dict(json.load(reply))
 
     def member(self, pool: str) -> servers.Server:
@@ -58,14 +58,14 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(prefill: Prefill, shared_servers: SharedServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     logs = tmp_path_factory.mktemp("rig")
     another = prefill_server(NORMAL, logs, "another prefill server").start()
-    decode = beside.decode(tmp_path_factory)
+    decode = shared_servers.decode(tmp_path_factory)
     prefills = [prefill.server, another]
     router = servers.minilb(
         prefills, [decode], logs / "router.log", "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
-        "--laps-tokenizer", str(checkpoint()), "--laps-alloc-config", json.dumps(CONFIG),
+        "--laps-tokenizer", str(make_checkpoint()), "--laps-alloc-config", json.dumps(CONFIG),
         "--health-check-interval-secs", "1",
         module="sglang_router_laps.launch_router",
     )  # fmt: skip
@@ -87,15 +87,15 @@ def chat(text: str, new: int = 12) -> dict[str, Any]:
     }
 
 
-async def ask(http: aiohttp.ClientSession, url: str, text: str, new: int = 12) -> load.Seen:
+async def ask(http: aiohttp.ClientSession, url: str, text: str, new: int = 12) -> load.RequestRecord:
     return await load.stream(http, f"{url}/v1/chat/completions", chat(text, new), "any", time.perf_counter())
 
 
-def test_chat_streams_right_for_both_classes(rig: Rig, tmp_path: Path) -> None:
+def test_chat_streams_equal_stock_router_for_both_classes(rig: Rig, tmp_path: Path) -> None:
     before = rig.status()
     stock = servers.minilb(rig.prefills, [rig.decode], tmp_path / "stock.log", name="stock router")
 
-    async def both(url: str) -> list[load.Seen]:
+    async def both(url: str) -> list[load.RequestRecord]:
         async with load.session() as http:
             return list(await asyncio.gather(*(ask(http, url, t) for t in (SHORT, LONG))))
 
@@ -114,7 +114,7 @@ def test_chat_streams_right_for_both_classes(rig: Rig, tmp_path: Path) -> None:
     rig.until(lambda s: {p["signals"]["source"] for p in s["prefill"]} == {"laps_status"})
 
 
-def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
+def test_token_counts_are_exact_with_tokenizer(rig: Rig) -> None:
     """Compare the new tokens expected by the router with those reported by the prefill server."""
     text = "counted: " + SHORT
     before = rig.status()["counts"]["tokens"]["short"]
@@ -123,12 +123,12 @@ def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
         json.dumps({"model": "m", "prompt": text, "max_tokens": 2}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=180) as reply:
         used = json.load(reply)["usage"]["prompt_tokens"]
     assert rig.at_rest()["counts"]["tokens"]["short"] - before == used
 
 
-def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> None:
+def test_short_pool_serves_shared_system_prompt(rig: Rig) -> None:
     system = "You answer questions about the sea, the wind and the weather, briefly and kindly. " * 30
     system = system[:1500]
 
@@ -161,7 +161,7 @@ def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> Non
     assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256
 
 
-def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
+def test_disconnects_leave_router_and_servers_idle(rig: Rig) -> None:
     before = rig.status()["counts"]["disconnected"]
 
     async def leave(http: aiohttp.ClientSession, i: int) -> None:
@@ -176,15 +176,15 @@ def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
         async with load.session() as http:
             await asyncio.gather(*(leave(http, first + i) for i in range(40)))
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         asyncio.run(run(1000 * i))
         return bool(rig.at_rest()["counts"]["disconnected"] - before >= 20)
 
-    until_seen(once, "clients leave what has reached the router")
+    repeat_until(attempt, "clients leave what has reached the router")
     end = time.monotonic() + 120
     for server in (*rig.prefills, rig.decode):
         while True:
-            with urllib.request.urlopen(f"{server.url}/v1/loads?include=core", timeout=30) as reply:
+            with urllib.request.urlopen(f"{server.url}/v1/loads?include=core", timeout=180) as reply:
                 loads = json.load(reply)["loads"]
             if all(x["num_running_reqs"] + x["num_waiting_reqs"] == 0 for x in loads):
                 break
@@ -192,7 +192,7 @@ def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
             time.sleep(0.3)
 
 
-def test_an_id_in_use_is_refused_and_an_abort_at_the_router_ends_its_request(rig: Rig) -> None:
+def test_duplicate_rid_is_refused_and_router_abort_ends_request(rig: Rig) -> None:
     body = {
         "text": SHORT, "rid": "mine", "stream": True,
         "sampling_params": {"max_new_tokens": 4000, "temperature": 0, "ignore_eos": True},
@@ -221,11 +221,11 @@ def test_an_id_in_use_is_refused_and_an_abort_at_the_router_ends_its_request(rig
     assert rig.at_rest()["counts"]["failed"] == before
 
 
-def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig: Rig) -> None:
+def test_killed_prefill_server_loses_no_request_and_recovers(rig: Rig) -> None:
     victim = rig.member("long")
     url = victim.url
 
-    async def run(*, killing: bool = False, mark: str = "", n: int = 8) -> list[load.Seen]:
+    async def run(*, killing: bool = False, mark: str = "", n: int = 8) -> list[load.RequestRecord]:
         async with load.session() as http:
             sent = [asyncio.create_task(ask(http, rig.router.url, f"{mark}{i} {LONG * 3}")) for i in range(n)]
             if killing:

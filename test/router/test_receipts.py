@@ -20,7 +20,7 @@ ROUTES = [("generate", {"text": SHORT}), ("v1/completions", {"prompt": SHORT})]
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("route", "body"), ROUTES)
-def test_a_client_that_asks_has_the_receipt_of_its_prefill_server(route: str, body: Any, stream: bool) -> None:
+def test_receipt_header_returns_receipt_of_prefill_server(route: str, body: Any, stream: bool) -> None:
     async def run() -> None:
         async with stack(1) as s:
             s.prefills[0].receipt, s.prefills[0].tokens_per_s, s.decodes[0].pause_s = SERVER, 200.0, 0.01
@@ -46,7 +46,7 @@ def test_a_client_that_asks_has_the_receipt_of_its_prefill_server(route: str, bo
     asyncio.run(run())
 
 
-def test_waiting_and_retries_at_the_router_are_causes() -> None:
+def test_receipt_includes_router_retries() -> None:
     async def run() -> None:
         async with stack(2) as s:
             for p in s.prefills:
@@ -63,8 +63,28 @@ def test_waiting_and_retries_at_the_router_are_causes() -> None:
     asyncio.run(run())
 
 
+def test_receipt_includes_wait_in_router_queue() -> None:
+    async def run() -> None:
+        async with stack(1, args={"max_concurrent_requests": 1, "queue_size": 1}) as s:
+            s.prefills[0].receipt = SERVER
+            s.prefills[0].gate.clear()
+            first = asyncio.create_task(s.post(text=SHORT))
+            await s.until(lambda: s.lb.queue.in_flight == 1)
+            asking = asyncio.create_task(s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers=ASKS))
+            await s.until(lambda: s.lb.queue.waiting == 1)
+            begin = time.monotonic()
+            await asyncio.sleep(0.1)
+            waited_ms = 1e3 * (time.monotonic() - begin)
+            s.prefills[0].gate.set()
+            await first
+            receipt = json.loads((await asking).headers[RECEIPT_HEADER])
+            assert waited_ms <= receipt["causes"]["router_queue"] <= receipt["ttft_ms"]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("said", [None, {}, {"causes": [1], "ttft_ms": 3}])
-def test_a_server_without_receipts_is_as_before(said: Any) -> None:
+def test_missing_or_invalid_receipt_is_omitted(said: Any) -> None:
     async def run() -> None:
         async with stack(1) as s:
             s.prefills[0].receipt = said

@@ -31,7 +31,7 @@ def refused(answer: bytes, status: int) -> Body:
     return error
 
 
-def test_headers_of_one_hop_and_those_that_stand_for_members_go_no_further() -> None:
+def test_hop_by_hop_and_override_headers_are_not_forwarded() -> None:
     assert len(_HEADER_OVERRIDES) == 8
     headers = {**dict.fromkeys(_HEADER_OVERRIDES, "1"), "connection": "X-Hop, keep-alive, content-type", "x-hop": "1"}
 
@@ -48,7 +48,31 @@ def test_headers_of_one_hop_and_those_that_stand_for_members_go_no_further() -> 
     asyncio.run(run())
 
 
-def test_bodies_have_one_budget_together() -> None:
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_router_serves_clients_that_offer_other_protocols(apart: bool, name: bytes) -> None:
+    """Java's client offers HTTP/2 so in each request, and sends the body at once."""
+    body = json.dumps({"text": SHORT}).encode()
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
+    head = (HEAD % len(body)).removesuffix(b"\r\n") + offer
+
+    async def run() -> None:
+        async with stack(2) as s, connection(s.url) as (reader, writer):
+            for _ in range(2):
+                writer.write(head if apart else head + body)
+                if apart:
+                    await asyncio.sleep(0.1)
+                    writer.write(body)
+                assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)).startswith(b"HTTP/1.1 200 ")
+                assert json.loads(await reader.readuntil(b"}}"))["text"] == "t2"
+                await s.at_rest()
+            for server in (s.pool("short")[0], s.decodes[0]):
+                assert not [h for h in ("upgrade", "trailer", "http2-settings") if h in server.headers[0]]
+
+    asyncio.run(run())
+
+
+def test_concurrent_bodies_share_memory_budget() -> None:
     async def run() -> None:
         async with stack(2) as s:
             s.lb.bodies.limit = 20_000
@@ -66,7 +90,7 @@ def test_bodies_have_one_budget_together() -> None:
     asyncio.run(run())
 
 
-def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_body_returns_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "PAUSE_S", 1.0)
 
     async def run() -> None:
@@ -90,7 +114,7 @@ def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_sends_too_much_reads_the_reason() -> None:
+def test_oversized_body_gets_readable_413_answer() -> None:
     async def run() -> None:
         async with stack(2, args={"max_payload_size": 100_000}) as s, connection(s.url) as (reader, writer):
             size = 1 << 23
@@ -100,7 +124,7 @@ def test_a_client_that_sends_too_much_reads_the_reason() -> None:
     asyncio.run(run())
 
 
-def test_a_request_refused_before_its_body_is_read_has_its_connection_closed() -> None:
+def test_request_refused_before_body_closes_connection() -> None:
     async def run() -> None:
         async with stack(2, args={"max_concurrent_requests": 1, "queue_size": 0}) as s:
             for p in s.prefills:
@@ -124,16 +148,19 @@ MANY = bodies.PARTS_MAX + 1
     ("route", "body", "status"),
     [
         ("generate", {"text": ["a"] * MANY}, 413),
+        ("generate", {"text": [1] * MANY}, 413),
         ("generate", {"input_ids": [[1]] * MANY}, 413),
+        ("generate", {"input_embeds": [[[1]]] * MANY}, 413),
         ("generate", {"text": "a", "sampling_params": [{}] * MANY}, 413),
         ("v1/completions", {"prompt": [1, *["a"] * MANY]}, 413),
         ("v1/chat/completions", {"messages": [{}] * MANY}, 413),
         ("v1/chat/completions", {"messages": [{"content": [{}] * MANY}]}, 413),
         ("v1/completions", {"prompt": [1] * MANY}, 200),
         ("generate", {"input_ids": [1] * MANY}, 200),
+        ("generate", {"input_embeds": [[1]] * MANY}, 200),
     ],
 )
-def test_a_batch_has_no_end_of_prompts(route: str, body: Body, status: int) -> None:
+def test_body_with_too_many_parts_returns_413(route: str, body: Body, status: int) -> None:
     async def run() -> None:
         async with stack(2) as s:
             found, reply = await s.post(route, **body)
@@ -157,7 +184,7 @@ def test_a_batch_has_no_end_of_prompts(route: str, body: Body, status: int) -> N
         ("POST", "/generate", 422),
     ],
 )
-def test_what_is_not_served_is_told_so_as_openai_does(method: str, path: str, status: int) -> None:
+def test_unsupported_requests_return_openai_errors(method: str, path: str, status: int) -> None:
     async def run() -> None:
         async with stack(2) as s:
             async with s.client.request(method, s.url + path, data=b"x") as r:
@@ -169,7 +196,7 @@ def test_what_is_not_served_is_told_so_as_openai_does(method: str, path: str, st
     asyncio.run(run())
 
 
-def test_a_slash_behind_is_redirected_as_by_the_stock_router() -> None:
+def test_trailing_slash_is_redirected() -> None:
     async def run() -> None:
         async with stack(2) as s:
             async with s.client.post(f"{s.url}/generate/", json={"text": SHORT}, allow_redirects=False) as r:
@@ -182,7 +209,7 @@ def test_a_slash_behind_is_redirected_as_by_the_stock_router() -> None:
     asyncio.run(run())
 
 
-def test_what_fails_in_the_router_itself_is_told_so_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_returns_500_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "PAGE", Path("nowhere.html"))
 
     async def run() -> None:
@@ -198,7 +225,7 @@ def test_what_fails_in_the_router_itself_is_told_so_and_counted(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("last", ["9" * 5000, "99999999999", "3", "٣"])
-def test_any_number_of_samples_may_be_asked_for(last: str) -> None:
+def test_status_accepts_any_number_of_history_samples(last: str) -> None:
     async def run() -> None:
         async with stack(2) as s, s.client.get(f"{s.url}/laps_status?history=1&last={last}") as r:
             assert r.status == 200
@@ -206,7 +233,7 @@ def test_any_number_of_samples_may_be_asked_for(last: str) -> None:
     asyncio.run(run())
 
 
-def test_an_id_that_is_nested_deeply_is_no_traceback() -> None:
+def test_deeply_nested_rid_returns_400() -> None:
     rid: Any = "a"
     for _ in range(500):
         rid = [rid]
@@ -221,7 +248,7 @@ def test_an_id_that_is_nested_deeply_is_no_traceback() -> None:
     asyncio.run(run())
 
 
-def test_an_id_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_rid_cannot_forge_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with stack(2) as s:
             s.decodes[0].break_after = 0

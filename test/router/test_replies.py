@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from aiohttp import web
+from laps_core.pools.outlook import START
 
 from .fake_replies import answer
 from .fakes import JSON_TYPE, SHORT, Body, FakeDecode, FakePrefill, World, events_of, stack
@@ -40,7 +41,7 @@ class AbortingPrefill(FakePrefill):
         (AbortingPrefill, False, (503, "no memory")),
     ],
 )
-def test_an_error_inside_the_prefill_reply_is_the_answer_at_once(
+def test_error_inside_prefill_reply_is_returned_to_client(
     make: Callable[[World], FakePrefill], stream: bool, expected: tuple[int, str]
 ) -> None:
     async def run() -> None:
@@ -57,6 +58,64 @@ def test_an_error_inside_the_prefill_reply_is_the_answer_at_once(
     asyncio.run(run())
 
 
+class AskedPrefill(FakePrefill):
+    """Prefill server whose waiting requests were aborted, as somebody had asked."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        reason = {"type": "abort", "message": "Abort in waiting queue"}
+        return await answer(request, body, [{"text": "", "meta_info": {"finish_reason": reason}}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_router_blames_no_server_for_aborts(stream: bool) -> None:
+    async def run() -> None:
+        async with stack(2, args={"cb_failure_threshold": 2}, make_prefill=AskedPrefill) as s:
+            for _ in range(4):
+                async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": stream}) as r:
+                    assert (r.status, (await r.json())["error"]["message"]) == (499, "Abort in waiting queue")
+            for server in (await s.status())["prefill"]:
+                assert (server["breaker"], server["errors"]) == ("closed", 0)
+
+    asyncio.run(run())
+
+
+class RefusingDecode(FakeDecode):
+    """Decode server that refuses each request, after its prefill server has it."""
+
+    inside = False
+    """Refuse inside a reply with status 200."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        error = {"error": {"message": "too long", "code": 400}}
+        return await answer(request, body, [error]) if self.inside else web.json_response(error, status=400)
+
+
+@pytest.mark.parametrize("refusing", ["prefill", "decode", "inside"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_router_learns_no_times_from_errors(refusing: str, stream: bool) -> None:
+    """Servers refuse a prompt that is too long at once, so long prompts would seem to take no time."""
+
+    def prefill(world: World) -> FakePrefill:
+        p = FailingPrefill(world) if refusing == "prefill" else FakePrefill(world, tokens_per_s=100.0)
+        p.laps = False
+        return p
+
+    def decode(world: World) -> FakeDecode:
+        d = RefusingDecode(world)
+        d.inside = refusing == "inside"
+        return d
+
+    async def run() -> None:
+        async with stack(2, make_prefill=prefill, make_decode=decode) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": "a" * 400, "stream": stream}) as r:
+                assert b"too long" in await r.read()
+            await s.at_rest()
+            assert s.lb.pools.learnt.model is START
+
+    asyncio.run(run())
+
+
 class HalfDecode(FakeDecode):
     """Decode server that sends the events of a batch's first prompt, then waits in vain for the second prompt's KV."""
 
@@ -68,7 +127,7 @@ class HalfDecode(FakeDecode):
         return response
 
 
-def test_a_prefill_error_after_the_stream_has_begun_ends_the_stream() -> None:
+def test_prefill_error_ends_running_stream() -> None:
     def late(world: World) -> FakePrefill:
         p = FailingPrefill(world)
         p.gate.clear()
@@ -103,7 +162,7 @@ class BreakingDecode(FakeDecode):
         return response
 
 
-def test_a_stream_that_breaks_inside_an_event_ends_with_one_error_event() -> None:
+def test_stream_broken_inside_event_ends_with_one_error_event() -> None:
     async def run() -> None:
         async with stack(2, make_decode=BreakingDecode) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
@@ -127,7 +186,7 @@ class SlowPieces(FakeDecode):
         return response
 
 
-def test_a_stream_in_pieces_arrives_whole() -> None:
+def test_stream_sent_in_fragments_arrives_complete() -> None:
     async def run() -> None:
         async with stack(2, make_decode=SlowPieces) as s:
             body = {"text": SHORT, "stream": True}
@@ -160,7 +219,7 @@ class ForgetfulDecode(Forgetful, FakeDecode):
     pass
 
 
-def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
+def test_request_body_is_released_once_stream_begins() -> None:
     size, n = 2_000_000, 8
     raw = json.dumps({"stream": True, "text": "x" * size}).encode()
 

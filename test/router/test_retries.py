@@ -18,7 +18,7 @@ class Busy(FakeDecode):
 
 
 @pytest.mark.parametrize("args", [{}, {"disable_retries": True}, {"retry_max_retries": 1}])
-def test_a_503_that_stays_one_says_when_to_come_back(args: Body) -> None:
+def test_final_503_keeps_retry_after_of_server(args: Body) -> None:
     async def run() -> None:
         async with stack(2, 2, args=args, make_decode=Busy) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
@@ -30,7 +30,7 @@ def test_a_503_that_stays_one_says_when_to_come_back(args: Body) -> None:
     asyncio.run(run())
 
 
-def test_retries_of_all_requests_together_are_bounded() -> None:
+def test_total_retries_are_bounded() -> None:
     async def run() -> None:
         args = {"retry_initial_backoff_ms": 1, "disable_circuit_breaker": True}
         async with stack(2, 3, args=args, make_decode=Busy) as s:
@@ -42,7 +42,7 @@ def test_retries_of_all_requests_together_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_request_that_kills_servers_kills_one(role: str) -> None:
+def test_request_that_kills_server_is_not_retried(role: str) -> None:
     killed: list[FakeServer] = []
 
     async def die(server: FakeServer, body: Body) -> None:
@@ -73,7 +73,7 @@ def test_a_request_that_kills_servers_kills_one(role: str) -> None:
     asyncio.run(run())
 
 
-def test_a_request_lost_together_with_others_is_tried_once_more() -> None:
+def test_requests_lost_together_are_retried_once() -> None:
     killed: list[FakeServer] = []
 
     class Mortal(FakePrefill):
@@ -107,7 +107,7 @@ def test_a_request_lost_together_with_others_is_tried_once_more() -> None:
 
 
 @pytest.mark.parametrize(("rid", "status"), [("\ud800", 200), (10**30, 400), (["\ud800", "a"], 200), (["a"], 400)])
-def test_any_text_is_an_id_and_nothing_else(rid: Any, status: int) -> None:
+def test_router_accepts_any_text_rid_and_rejects_invalid_rids(rid: Any, status: int) -> None:
     async def run() -> None:
         async with stack(2) as s:
             raw = json.dumps({"text": ["a", "b"] if isinstance(rid, list) else "a", "rid": rid})
@@ -120,7 +120,7 @@ def test_any_text_is_an_id_and_nothing_else(rid: Any, status: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rid", ["mine", ["mine", 'yo"urs']])
-def test_a_further_try_has_an_id_of_its_own_and_the_client_sees_the_one_it_chose(stream: bool, rid: Any) -> None:
+def test_retry_uses_new_rids_that_client_does_not_see(stream: bool, rid: Any) -> None:
     """A server aborts the id of an attempt a second time, seconds after the attempt has ended."""
 
     async def run() -> None:

@@ -13,7 +13,7 @@ LONG = "word " * 4000
 
 
 @pytest.mark.parametrize("how", ["x-smg-routing-key", "x-session-id", "session_params", None])
-def test_a_session_goes_on_where_it_was_served(how: str | None) -> None:
+def test_session_requests_go_to_same_server(how: str | None) -> None:
     async def ask(s: Any, name: str, text: str) -> str:
         body: Body = {"text": text}
         headers = {}
@@ -41,7 +41,7 @@ def test_a_session_goes_on_where_it_was_served(how: str | None) -> None:
     asyncio.run(run())
 
 
-def test_another_try_is_told_as_one_and_a_stream_tells_it_too() -> None:
+def test_decision_header_of_stream_reports_retry() -> None:
     async def run() -> None:
         async with stack(2, 1, args={"retry_initial_backoff_ms": 1}) as s:
             headers = {"x-session-id": "a"}

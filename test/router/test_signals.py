@@ -37,7 +37,7 @@ class StockPrefill(FakePrefill):
         return web.Response(text=self.metrics)
 
 
-def test_a_laps_server_says_its_load() -> None:
+def test_load_of_laps_server_is_read_from_laps_status() -> None:
     async def run() -> None:
         async with stack(2, config={"interval_s": 0.2}) as s:
             s.prefills[0].load = {"backlog_tokens": 4096, "slo_deviation": 0.5, "busy_share": 0.25}
@@ -56,7 +56,7 @@ def test_a_laps_server_says_its_load() -> None:
     asyncio.run(run())
 
 
-def test_a_stock_server_is_read_by_its_loads() -> None:
+def test_load_of_stock_server_is_read_from_v1_loads() -> None:
     ranks = [{"num_waiting_uncached_tokens": n, "total_prefill_busy_us": 0} for n in (100, 23)]
     loads = iter([{"loads": ranks}, None])
 
@@ -72,7 +72,7 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
     asyncio.run(run())
 
 
-def test_a_stock_server_with_metrics_alone_is_read_by_its_queue_length() -> None:
+def test_stock_server_load_falls_back_to_queue_length_metric() -> None:
     metrics = '# HELP x\nsglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0\n'
 
     async def run() -> None:
@@ -87,7 +87,7 @@ def test_a_stock_server_with_metrics_alone_is_read_by_its_queue_length() -> None
     asyncio.run(run())
 
 
-def test_a_silent_server_is_read_by_the_routers_own_books() -> None:
+def test_load_of_silent_server_is_taken_from_router_counts() -> None:
     async def run() -> None:
         async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
             s.pool("short")[0].gate.clear()
@@ -102,7 +102,7 @@ def test_a_silent_server_is_read_by_the_routers_own_books() -> None:
     asyncio.run(run())
 
 
-def test_pressure_moves_an_instance_and_in_flight_requests_finish_where_they_are() -> None:
+def test_pressure_moves_server_and_requests_in_flight_finish() -> None:
     async def run() -> None:
         async with stack(4, config={"interval_s": 0.4, "spill": "off"}) as s:
             moving = s.pool("long")
@@ -131,7 +131,7 @@ def test_pressure_moves_an_instance_and_in_flight_requests_finish_where_they_are
     asyncio.run(run())
 
 
-def test_flushing_the_servers_caches_clears_the_index() -> None:
+def test_flush_cache_clears_prefix_index() -> None:
     async def run() -> None:
         async with stack(2) as s:
             await s.post(text="z" * 8000)
@@ -144,7 +144,7 @@ def test_flushing_the_servers_caches_clears_the_index() -> None:
     asyncio.run(run())
 
 
-def test_a_flush_that_a_server_refuses_is_told_and_one_that_is_gone_is_no_error() -> None:
+def test_flush_reports_refusal_but_ignores_stopped_server() -> None:
     async def run() -> None:
         async with stack(2) as s:
             s.prefills[1].flush_status = 400
@@ -157,7 +157,7 @@ def test_a_flush_that_a_server_refuses_is_told_and_one_that_is_gone_is_no_error(
     asyncio.run(run())
 
 
-def test_a_number_beyond_all_numbers_is_no_signal() -> None:
+def test_infinite_metric_value_is_ignored() -> None:
     made: list[StockPrefill] = []
 
     def lying(world: World) -> StockPrefill:
@@ -174,7 +174,7 @@ def test_a_number_beyond_all_numbers_is_no_signal() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() -> None:
+def test_slow_server_keeps_last_load_and_gets_single_query() -> None:
     """A server whose answers take longer than the period does not count as idle and gets one query at a time."""
     made: list[SlowPrefill] = []
 
@@ -200,6 +200,34 @@ def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() 
     asyncio.run(run())
 
 
+def test_server_with_errors_for_short_time_keeps_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=BrokenPrefill) as s:
+            reader, server = s.lb.readers[0], s.prefills[0]
+            assert isinstance(server, BrokenPrefill)
+            await s.until(lambda: reader.source == "laps_status")
+            server.broken = True
+            await s.until(lambda: server.refused >= 5)
+            assert (reader.source, reader.instance.outlook.parks) == ("laps_status", True)
+            # After a minute another route is tried.
+            monkeypatch.setattr("sglang_router_laps.servers.reader.RETRY_S", 0.0)
+            await s.until(lambda: reader.source == "router")
+
+    asyncio.run(run())
+
+
+class BrokenPrefill(FakePrefill):
+    """Prefill server that answers /laps_status with 502 while ``broken``."""
+
+    broken = False
+
+    async def _laps_status(self, request: web.Request) -> web.Response:
+        if self.broken:
+            self.refused += 1
+            raise web.HTTPBadGateway
+        return await super()._laps_status(request)
+
+
 class SlowPrefill(FakePrefill):
     """Prefill server that answers /laps_status only while ``answers`` is set."""
 
@@ -215,7 +243,7 @@ class SlowPrefill(FakePrefill):
         return await super()._laps_status(request)
 
 
-def test_a_beat_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_controller_beat_is_reported_and_next_beat_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     step, broken = PoolController.step, True
 
     def fails(self: PoolController, *told: Any) -> Any:

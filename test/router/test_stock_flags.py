@@ -42,13 +42,13 @@ IGNORED = frozenset(
 )  # fmt: skip
 
 
-def test_every_field_of_the_stock_arguments_is_decided_once() -> None:
+def test_every_stock_argument_is_classified_once() -> None:
     """Fails for a release with a new flag, whose treatment must then be decided."""
     assert {f.name for f in fields(RouterArgs)} == HONOURED | REFUSED.keys() | IGNORED
     assert len(HONOURED) + len(REFUSED) + len(IGNORED) == len(fields(RouterArgs))
 
 
-def test_every_name_shown_is_a_flag() -> None:
+def test_flag_names_of_stock_arguments_exist() -> None:
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser)
     known = {s for action in parser._actions for s in action.option_strings}
@@ -56,7 +56,7 @@ def test_every_name_shown_is_a_flag() -> None:
     assert {flag(f.name) for f in fields(RouterArgs) if f.name not in made_from_others} <= known
 
 
-def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_flags_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     make_balancer(parse(*LAPS))
     assert not caplog.records
 
@@ -76,9 +76,17 @@ def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
         ["--tls-cert-path", "c.pem"],
         ["--tls-key-path", "k.pem"],
         ["--max-payload-size", "0"],
+        ["--request-timeout-secs", "0"],
+        ["--request-timeout-secs", "-5"],
+        ["--health-check-interval-secs", "0"],
+        ["--health-check-timeout-secs", "0"],
+        ["--health-failure-threshold", "0"],
+        ["--health-success-threshold", "0"],
+        ["--service-discovery-port", "0"],
+        ["--service-discovery-port", "65536"],
     ],
 )
-def test_what_must_not_be_silent_ends_the_launch_in_one_line(
+def test_unsupported_stock_flag_exits_2_with_one_error_line(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as e:
@@ -89,20 +97,20 @@ def test_what_must_not_be_silent_ends_the_launch_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_flags_are_listed_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     make_balancer(parse(*LAPS, "--policy", "round_robin", "--log-dir", "logs", "--dp-aware"))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().endswith(": --dp-aware --log-dir --policy")
 
 
-def test_flags_of_discovery_have_no_effect_without_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_discovery_flags_without_discovery_cause_warning(caplog: pytest.LogCaptureFixture) -> None:
     make_balancer(parse(*LAPS, "--prefill-selector", "a=b", "--service-discovery-port", "7"))
     (record,) = caplog.records
     assert record.getMessage().endswith(": --prefill-selector --service-discovery-port")
 
 
-def test_allocation_off_leaves_the_stock_router_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_laps_logs_nothing_if_allocation_is_off(caplog: pytest.LogCaptureFixture) -> None:
     make_balancer(parse(*TWO, "--service-discovery", "--queue-size", "7"))
     assert not [r for r in caplog.records if "laps" in r.name]
 
@@ -146,7 +154,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return cert_path, key_path
 
 
-def test_tls_is_served(tmp_path: Path) -> None:
+def test_router_serves_tls(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
 
     async def run() -> None:
@@ -161,7 +169,7 @@ def test_tls_is_served(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_cors_is_answered_for_the_origins_that_are_allowed() -> None:
+def test_cors_headers_are_sent_only_to_allowed_origins() -> None:
     async def run() -> None:
         args = {"cors_allowed_origins": ["https://chat.example"]}
         async with stack(2, args=args) as s, served(s) as at:
@@ -179,7 +187,7 @@ def test_cors_is_answered_for_the_origins_that_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(("config", "seconds"), [({}, 75.0), ({"keep_alive_s": 0.2}, 0.2)])
-def test_an_idle_connection_stays_open_longer_than_a_load_balancers(config: dict[str, Any], seconds: float) -> None:
+def test_keep_alive_defaults_to_75_s_and_is_configurable(config: dict[str, Any], seconds: float) -> None:
     async def run() -> None:
         async with stack(2, config=config) as s, served(s) as at:
             assert s.balancer.server_config().timeout_keep_alive == seconds

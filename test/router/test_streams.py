@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from sglang_router_laps.request import attempt
+from sglang_router_laps.request.streams import MergedEvents
 
-from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, events_of, stack
+from .fake_replies import answer
+from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, FakePrefill, events_of, stack
 
 
 class StoppingDecode(FakeDecode):
@@ -34,7 +37,7 @@ class StoppingDecode(FakeDecode):
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["answers-probes", "deaf"])
-def test_a_stream_that_stands_still_ends_as_that_of_a_server_that_dies(deaf: bool) -> None:
+def test_stalled_stream_ends_with_error_event(deaf: bool) -> None:
     args: dict[str, Any] = PROBES if deaf else {"request_timeout_secs": 6, **NO_PROBES}
 
     async def run() -> None:
@@ -53,6 +56,56 @@ def test_a_stream_that_stands_still_ends_as_that_of_a_server_that_dies(deaf: boo
             assert (await s.status())["counts"]["failed"] == 1
             if not deaf:
                 await s.until(lambda: bool(decode.aborted))
+
+    asyncio.run(run())
+
+
+class LogprobPrefill(FakePrefill):
+    """Prefill server with the log-probabilities of a long prompt."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        self.world.event(body["bootstrap_room"]).set()
+        return await answer(request, body, [{"text": "x", "meta_info": {"input_token_logprobs": [[-1.0, 5]] * 1000}}])
+
+
+class BurstDecode(FakeDecode):
+    """Decode server that sends many events at once."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self.world.event(body["bootstrap_room"]).wait()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        event = json.dumps({"text": "t", "meta_info": {"input_token_logprobs": [[-2.0, 6]]}})
+        await response.write(f"data: {event}\n\n".encode() * 100 + b"data: [DONE]\n\n")
+        return response
+
+
+def test_logprob_stream_lets_others_run_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, at_turn = 0, []
+
+    class Watched(MergedEvents):
+        def _merged(self, event: bytes) -> bytes:
+            at_turn.append(turns)
+            return super()._merged(event)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(attempt, "MergedEvents", Watched)
+
+    async def run() -> None:
+        async with stack(2, make_prefill=LogprobPrefill, make_decode=BurstDecode) as s:
+            counting = asyncio.create_task(count())
+            body = {"text": SHORT, "stream": True, "return_logprob": True}
+            async with s.client.post(f"{s.url}/generate", json=body) as r:
+                *events, done = await events_of(r)
+            counting.cancel()
+            assert (len(events), done) == (100, "[DONE]")
+            assert {len(json.loads(e)["meta_info"]["input_token_logprobs"]) for e in events} == {1001}
+            assert len(at_turn) - len(set(at_turn)) <= 1
 
     asyncio.run(run())
 
@@ -78,7 +131,7 @@ class CarefulDecode(FakeDecode):
         return response
 
 
-def test_events_with_the_line_ends_of_the_standard_pass_at_once_and_unbuffered() -> None:
+def test_events_with_crlf_are_forwarded_immediately_and_unbuffered() -> None:
     async def run() -> None:
         async with stack(2, make_decode=CarefulDecode) as s:
             decode: Any = s.decodes[0]

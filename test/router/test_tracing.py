@@ -20,7 +20,7 @@ from .test_stock_flags import LAPS
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def test_without_its_packages_the_launch_ends_in_one_line(
+def test_missing_trace_packages_exit_2_with_one_error_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = importlib.util.find_spec
@@ -33,7 +33,7 @@ def test_without_its_packages_the_launch_ends_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_request_is_a_span_of_the_clients_trace_and_the_servers_hang_below_it() -> None:
+def test_request_spans_join_client_trace_and_reach_servers() -> None:
     export: Any = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="extra: trace")
 
     async def run() -> None:
@@ -80,7 +80,7 @@ def test_a_request_is_a_span_of_the_clients_trace_and_the_servers_hang_below_it(
     asyncio.run(run())
 
 
-def test_without_the_flag_a_clients_trace_passes_through() -> None:
+def test_client_trace_is_forwarded_without_trace_flag() -> None:
     async def run() -> None:
         async with stack(2) as s:
             parent = f"00-{TRACE}-{PARENT}-01"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import axe
 import pytest
-from browser import needs_browser, opened
+from browser import needs_browser, open_page
 from laps_core.protocol import PoolRecord
 from laps_top.ask import Server
 from laps_top.rows import row
@@ -29,7 +29,7 @@ async def some_traffic(s: Stack) -> None:
     await s.at_rest()
 
 
-def test_the_status_says_what_happened() -> None:
+def test_status_reports_pools_counts_ttft_and_history() -> None:
     async def run() -> None:
         async with stack(3, 2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
@@ -52,7 +52,7 @@ def test_the_status_says_what_happened() -> None:
     asyncio.run(run())
 
 
-def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_else() -> None:
+def test_metrics_count_requests_and_cover_dashboard() -> None:
     async def run() -> None:
         async with stack(2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
@@ -70,21 +70,25 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
             assert samples["laps_router_in_flight", ()] == 0
             assert samples["laps_router_pool_instances", (("pool", "short"),)] == 1
             assert sum(v for (name, _), v in samples.items() if name == "laps_router_instance_up") == 3
-            dashboard = (REPO / "examples/monitoring/grafana/dashboards/laps-router.json").read_text()
-            json.loads(dashboard)
-            asked = set(re.findall(r"\blaps_router_\w+", dashboard))
-            assert asked
-            assert asked <= {name for name, _ in samples}
+            dashboard = json.loads((REPO / "examples/monitoring/grafana/dashboards/laps-router.json").read_text())
+            labels_of: defaultdict[str, set[str]] = defaultdict(set)
+            for name, found in samples:
+                labels_of[name] |= {label for label, _ in found}
+            targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+            assert targets
+            for target in targets:
+                asked = re.findall(r"\blaps_router_\w+", target["expr"])
+                kept = {label for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in by.split(", ")}
+                assert asked
+                assert all(name in labels_of and kept <= labels_of[name] for name in asked), target["expr"]
+                assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target["legendFormat"]
             # A scrape adds the labels instance and job to every sample, so a metric must not have these names.
-            labels = {label for _, found in samples for label, _ in found}
-            assert not labels & {"instance", "job"}
-            legends = set(re.findall(r"\{\{(\w+)\}\}", dashboard))
-            assert legends <= labels
+            assert not set().union(*labels_of.values()) & {"instance", "job"}
 
     asyncio.run(run())
 
 
-def test_laps_top_has_a_line_of_the_router() -> None:
+def test_laps_top_row_shows_router_and_reports_missing_key() -> None:
     async def run() -> None:
         async with stack(2, args={"api_key": "geheim"}) as s:
             await s.until(lambda: len(s.lb.journal.samples) >= 1)
@@ -139,13 +143,13 @@ MOVED = """new Promise(resolve => new MutationObserver(() => {
 
 
 @needs_browser
-def test_the_page_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
+def test_page_numbers_equal_status(tmp_path: Path) -> None:
     async def run() -> None:
         async with stack(3, 2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
             await s.until(lambda: len(s.lb.journal.samples) >= 3)
-            async with opened(f"{s.url}/laps", tmp_path) as page:
-                await page.until("document.querySelectorAll('svg path[d^=M]').length === 6")
+            async with open_page(f"{s.url}/laps", tmp_path) as page:
+                await page.wait_until("document.querySelectorAll('svg path[d^=M]').length === 6")
                 shown, found = await page.evaluate(READ), await s.status()
             assert shown["stats"] == {
                 "in-flight": 0,
@@ -166,9 +170,7 @@ def test_the_page_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_the_page_links_to_those_of_its_servers_and_axe_finds_nothing(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_page_links_to_laps_servers_and_passes_axe(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert request.config.cache is not None
     source = axe.script(request.config.cache.mkdir("axe"))
 
@@ -177,14 +179,14 @@ def test_the_page_links_to_those_of_its_servers_and_axe_finds_nothing(
             s.prefills[0].laps = False
             await some_traffic(s)
             await s.until(lambda: {r.source for r in s.lb.readers} == {"laps_status", "router"})
-            async with opened("about:blank", tmp_path) as page:
+            async with open_page("about:blank", tmp_path) as page:
                 await page.listen()
                 await page.send("Page.navigate", url=f"{s.url}/laps")
-                await page.until("document.querySelectorAll('.servers a').length === 2")
+                await page.wait_until("document.querySelectorAll('.servers a').length === 2")
                 links = await page.evaluate("[...document.querySelectorAll('.servers a')].map(a => a.href)")
                 assert sorted(links) == sorted(f"{p.url}/laps" for p in s.prefills[1:])
                 for scheme in ("light", "dark"):
-                    await page.prefer(prefers_color_scheme=scheme)
+                    await page.set_media_features(prefers_color_scheme=scheme)
                     assert await axe.findings(page, source) == [], scheme
                 assert not page.errors
 
@@ -192,12 +194,12 @@ def test_the_page_links_to_those_of_its_servers_and_axe_finds_nothing(
 
 
 @needs_browser
-def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -> None:
+def test_page_with_64_servers_is_accessible(tmp_path: Path) -> None:
     async def run() -> None:
         async with stack(64, 8, config={"interval_s": 0.5}, args=NO_PROBES) as s:
             await s.until(lambda: len(s.lb.journal.samples) >= 2)
-            async with opened(f"{s.url}/laps", tmp_path) as page:
-                await page.until("document.querySelectorAll('.servers tbody tr').length === 72")
+            async with open_page(f"{s.url}/laps", tmp_path) as page:
+                await page.wait_until("document.querySelectorAll('.servers tbody tr').length === 72")
                 for width, height in ((1280, 1000), (390, 844)):
                     await page.resize(width, height)
                     wide = "[...document.querySelectorAll('body, .scroll')].every(n => n.scrollWidth <= n.clientWidth)"
@@ -205,7 +207,7 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                     tall = "Math.max(...[...document.querySelectorAll('.servers tr')].map(r => r.offsetHeight))"
                     assert await page.evaluate(tall) <= 40, "rows are compact"
                 for scheme in ("light", "dark"):
-                    await page.prefer(prefers_color_scheme=scheme)
+                    await page.set_media_features(prefers_color_scheme=scheme)
                     assert not await page.evaluate(CONTRAST), scheme
                 assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
                 # By ear: tables with names and headers, and few announcements.
@@ -229,11 +231,11 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                                     ".observe(document.getElementById('said'), {childList: true}); 0")  # fmt: skip
                 shown = "document.getElementById('head').textContent"
                 before = await page.evaluate(shown)
-                await page.until(f"{shown} !== {json.dumps(before)}")
+                await page.wait_until(f"{shown} !== {json.dumps(before)}")
                 assert await page.evaluate("heard.length") == 0, "numbers are not spoken"
                 gone = s.lb.pools.instances[5]
                 gone.healthy = False
-                await page.until("heard.length > 0")
+                await page.wait_until("heard.length > 0")
                 assert await page.evaluate("heard[0]") == f"{gone.url.removeprefix('http://')} is unhealthy."
                 assert await page.evaluate(f"kept.every((r, i) => r === {rows}[i])"), "rows keep their place"
                 # By keyboard: updates can be paused, and the focus is visible.
@@ -246,30 +248,31 @@ def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -
                 await asyncio.sleep(1.5)
                 assert await page.evaluate(shown) == still
                 await page.press("Enter", "\r")
-                await page.until(f"{shown} !== {json.dumps(still)}")
+                await page.wait_until(f"{shown} !== {json.dumps(still)}")
                 # Moves are animated, unless the reader prefers reduced motion.
                 for i, (motion, moving) in enumerate((("no-preference", True), ("reduce", False))):
-                    await page.prefer(prefers_reduced_motion=motion)
-                    seen = asyncio.create_task(page.evaluate(MOVED))
+                    await page.set_media_features(prefers_reduced_motion=motion)
+                    # The page must look before a server moves.
+                    await page.evaluate(f"window.seen = {MOVED}; 0")
                     kept = s.prefills[6 + i]
                     kept.pool = PoolRecord(assignment="long", version=kept.pool.version + 1)
-                    assert await seen == moving
+                    assert await page.evaluate("window.seen") == moving
 
     asyncio.run(run())
 
 
 @needs_browser
-def test_the_page_has_the_key_that_its_reader_gave_the_browser(tmp_path: Path) -> None:
+def test_page_uses_key_given_to_browser(tmp_path: Path) -> None:
     async def run() -> None:
         async with stack(2, args={"api_key": "geheim"}) as s:
             await s.until(lambda: len(s.lb.journal.samples) >= 1)
-            async with opened(s.url.replace("http://", "http://me:geheim@") + "/laps", tmp_path) as page:
-                await page.until("document.querySelectorAll('.servers tbody tr').length === 3")
+            async with open_page(s.url.replace("http://", "http://me:geheim@") + "/laps", tmp_path) as page:
+                await page.wait_until("document.querySelectorAll('.servers tbody tr').length === 3")
 
     asyncio.run(run())
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_page_loads_no_external_resources() -> None:
     async def run() -> None:
         async with stack(2) as s, s.client.get(f"{s.url}/laps") as r:
             assert r.headers["content-type"] == "text/html; charset=utf-8"

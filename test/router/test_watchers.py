@@ -11,7 +11,7 @@ import pytest
 from .fakes import stack
 
 
-def test_a_watcher_that_fails_starts_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_health_task_restarts_without_affecting_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_router_laps.servers.upstream import Sessions
 
     of = Sessions.of
@@ -35,7 +35,7 @@ def test_a_watcher_that_fails_starts_again_alone(monkeypatch: pytest.MonkeyPatch
             others = [(f, f.probed) for f in (*s.prefills, s.decodes[1])]
             await s.until(lambda: all(f.probed > before + 1 for f, before in others))
             tasks = {t["name"]: t for t in (await s.status())["tasks"]}
-            assert tasks.keys() == {"controller", *(f"health of {f.url}" for f in (*s.prefills, *s.decodes))}
+            assert tasks.keys() == {"clock", "controller", *(f"health of {f.url}" for f in (*s.prefills, *s.decodes))}
             failed = tasks.pop(f"health of {bad[0]}")
             assert failed["restarts"] >= 1
             assert failed["error"] == "RuntimeError: not a URL that can be asked"

@@ -83,7 +83,7 @@ def test_workers_are_listed_added_and_deleted() -> None:
         ([], 422, "Expected `object`"),
     ],
 )
-def test_what_cannot_be_added_is_refused(body: object, status: int, says: str) -> None:
+def test_invalid_worker_is_refused(body: object, status: int, says: str) -> None:
     async def run() -> None:
         async with stack(2, 1, args=KEYED) as s:
             found, reply, _ = await ask(s, "POST", body=body)
@@ -94,7 +94,7 @@ def test_what_cannot_be_added_is_refused(body: object, status: int, says: str) -
     asyncio.run(run())
 
 
-def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
+def test_role_conflict_and_invalid_or_unknown_ids_are_refused() -> None:
     async def run() -> None:
         async with stack(2, 1, args=KEYED) as s:
             status, reply, _ = await ask(s, "POST", body={"url": s.prefills[0].url, "worker_type": "decode"})
@@ -115,7 +115,7 @@ def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
         ({"control_plane_api_keys": [USER]}, [], ["users", None]),
     ],
 )  # fmt: skip
-def test_a_key_is_asked_for(args: Body, good: list[str | None], bad: list[str | None]) -> None:
+def test_workers_api_requires_valid_key(args: Body, good: list[str | None], bad: list[str | None]) -> None:
     async def run() -> None:
         async with stack(2, 1, args=args) as s:
             for key in good:
@@ -131,7 +131,7 @@ def test_a_key_is_asked_for(args: Body, good: list[str | None], bad: list[str | 
     ("host", "reads"),
     [("127.0.0.1", 200), ("::1", 200), ("localhost", 200), ("0.0.0.0", 403), ("::", 403), ("10.1.2.3", 403)],
 )
-def test_a_router_without_a_key_shows_its_servers_on_loopback_and_changes_nothing(host: str, reads: int) -> None:
+def test_keyless_workers_api_is_read_only_and_loopback_only(host: str, reads: int) -> None:
     async def run() -> None:
         async with stack(2, 1, args={"host": host}) as s:
             for key in (None, "any"):

@@ -66,7 +66,7 @@ class Prompt:
         return False
 
 
-def request(tokens: int) -> Any:
+def make_request(tokens: int) -> Any:
     """Return a waiting request with this number of new tokens."""
     req: Any = Prompt(tokens)
     req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
@@ -91,34 +91,34 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
     return make
 
 
-def filled(make: Any, cache: Cache, queue: list[Any], chunk: int, begun: Any = None) -> tuple[Any, Any]:
+def fill_batch(make: Any, cache: Cache, queue: list[Any], chunk: int, chunked_req: Any = None) -> tuple[Any, Any]:
     """Build a batch like SGLang's builder. Return (the adder with its batch, the prompt that continues after it).
 
-    `make`: class of the adder. `queue`: waiting requests. `begun`: a prompt between two chunks."""
+    `make`: class of the adder. `queue`: waiting requests. `chunked_req`: a prompt between two chunks."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
-    made = make(1, cache, cache, None, 1.0, 1 << 20, chunk)
-    cut = None
-    if begun is not None:
-        begun.prefix_len = begun.extend_end
-        cut = made.add_chunked_req(begun)
+    adder = make(cache.page_size, cache, cache, None, 1.0, 1 << 20, chunk)
+    chunked = None
+    if chunked_req is not None:
+        chunked_req.prefix_len = chunked_req.extend_end
+        chunked = adder.add_chunked_req(chunked_req)
     for req in queue:
-        said = made.add_one_req(req, has_chunked_req=cut is not None, truncation_align_size=None)
-        if said is not AddReqResult.CONTINUE:
+        result = adder.add_one_req(req, has_chunked_req=chunked is not None, truncation_align_size=None)
+        if result is not AddReqResult.CONTINUE:
             break
-    cache.free -= sum(r.extend_len for r in made.can_run_list)
-    return made, made.new_chunked_req or cut
+    cache.free -= sum(r.extend_len for r in adder.can_run_list)
+    return adder, adder.new_chunked_req or chunked
 
 
 @dataclass(frozen=True)
-class Loads:
+class LoadInquirer:
     """SGLang's counter of waiting tokens."""
 
     get_waiting_queue: Any = None
     get_chunked_req: Any = None
 
 
-class Alone:
+class SingleRank:
     """Ranks of a scheduler that has one rank."""
 
     leader, stages, min_divisible_tokens = True, 1, 0
@@ -128,10 +128,10 @@ class Alone:
         return plan
 
 
-def builder(scheduler: Any, core: Any, stock: Any) -> Any:
+def make_builder(scheduler: Any, core: Any, stock: Any) -> Any:
     """Return the builder of a one-rank scheduler whose batches cannot run in slices. `stock`: SGLang's function that
     builds the next batch."""
     from sglang_laps.builder import Builder
 
-    alone: Any = Alone()
-    return Builder(scheduler, core, alone, stock, None)
+    ranks: Any = SingleRank()
+    return Builder(scheduler, core, ranks, stock, None)

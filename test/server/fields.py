@@ -9,10 +9,10 @@ from typing import Any
 import cores
 from cores import Request
 
-from .adders import Alone, Loads, builder
+from .adders import LoadInquirer, SingleRank, make_builder
 
 
-class Fields:
+class SchedulerFields:
     """Fields of the stock scheduler that LAPS touches, with LAPS on top."""
 
     enable_staging = False
@@ -29,11 +29,13 @@ class Fields:
         loads: Any = None,
     ) -> None:
         self.waiting_queue, self.chunked_req = queue, held
-        self.load_inquirer: Any = loads or Loads()
+        self.load_inquirer: Any = loads or LoadInquirer()
         self._pending_chunked_abort_req: Any = None
-        core = cores.core(parked)
+        core = cores.make_core(parked)
         pauses = SimpleNamespace(in_flight=list, adapters=set)
-        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), pauses=pauses, ranks=Alone())
+        self.laps: Any = SimpleNamespace(
+            core=core, builder=make_builder(self, core, stock), pauses=pauses, ranks=SingleRank()
+        )
 
     @property
     def in_progress(self) -> list[Any]:

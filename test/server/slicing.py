@@ -16,20 +16,20 @@ from benchmark.rig import devices, model
 LAYERS = 12
 SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=512)
 """Model with enough layers to pause between."""
-EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
+PAUSE_AFTER_EACH_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
 """Arguments for a pause after each layer and a tiny gap, for as many preemptions as possible."""
-CACHED = devices.with_path(devices.with_path({}, served.HICACHE), devices.PREFIXES)
+WITH_PREFIX_CACHE = devices.with_path(devices.with_path({}, served.HICACHE), devices.PREFIXES)
 """Environment in which prefixes are cached although there is no decode server."""
 
 
-def setup(name: str, *args: str) -> Setup:
+def slicing_setup(name: str, *args: str) -> Setup:
     """Return the setup of a server that pauses after each layer, with these arguments."""
-    return Setup(name, (*LAPS, *EVERY_LAYER, *args), CACHED, SHAPE)
+    return Setup(name, (*LAPS, *PAUSE_AFTER_EACH_LAYER, *args), WITH_PREFIX_CACHE, SHAPE)
 
 
-def ask(prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
+def request_body(prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
     """Return a body for ``/generate`` with a random bootstrap room."""
-    return served.ask(random.getrandbits(60), prompt, rid, **sampling)
+    return served.request_body(random.getrandbits(60), prompt, rid, **sampling)
 
 
 async def post(http: Any, prefill: Prefill, body: dict[str, Any], delay_s: float = 0.0) -> tuple[int, Any, float]:
@@ -42,18 +42,18 @@ async def post(http: Any, prefill: Prefill, body: dict[str, Any], delay_s: float
         return reply.status, answer, answer.get("meta_info", {}).get("request_finished_ts", time.time())
 
 
-def came_amid(answer: dict[str, Any], long: dict[str, Any]) -> bool:
+def arrived_during(answer: dict[str, Any], long: dict[str, Any]) -> bool:
     """Return True if a request arrived at the server while a long request was running."""
-    came, other = answer["meta_info"]["request_received_ts"], long["meta_info"]
-    return bool(other["forward_entry_time"] <= came < other["request_finished_ts"])
+    arrived_s, other = answer["meta_info"]["request_received_ts"], long["meta_info"]
+    return bool(other["forward_entry_time"] <= arrived_s < other["request_finished_ts"])
 
 
-def preemptions(prefill: Prefill) -> int:
+def count_preemptions(prefill: Prefill) -> int:
     """Return the number of preemptions by short batches."""
     return int(prefill.get("/laps_status")["preemption"]["by_short_batches"])
 
 
-async def until_slices_run(http: Any, prefill: Prefill, long: Any) -> None:
+async def wait_until_slices_run(http: Any, prefill: Prefill, long: Any) -> None:
     """Wait until no request is queued, so that the first long batch runs."""
     while not long.done():
         async with http.get(prefill.server.url + "/v1/loads?include=core") as reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from served import NORMAL, Prefill, on
+from served import NORMAL, Prefill, run_on
 
 from benchmark.load.connection import Target
 from benchmark.results.piece import Piece
@@ -14,7 +14,7 @@ from benchmark.rig.servers import HOST
 from benchmark.rig.variants import LAPS
 from benchmark.serve import command as serve
 
-pytestmark = on(NORMAL)
+pytestmark = run_on(NORMAL)
 
 
 class Up:
@@ -53,7 +53,7 @@ def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path)
     assert (tmp_path / "mixed.svg").exists()
 
 
-def test_closed_loops(prefill: Prefill, tmp_path: Path) -> None:
+def test_closed_loop_reports_throughput_for_each_concurrency(prefill: Prefill, tmp_path: Path) -> None:
     load = ("--workload", "closed", "--concurrency", "1", "4", "--longest", "512", "--seconds", "1")
     points = run(prefill, *load, "--out", str(tmp_path)).data["points"]
     assert list(points) == ["1", "4"]

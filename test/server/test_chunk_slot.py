@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .fields import Fields, Request
+from .fields import Request, SchedulerFields
 
 
 class Sender:
@@ -24,7 +24,7 @@ class Sender:
         return self.state
 
 
-class Parks(Fields):
+class ParkingScheduler(SchedulerFields):
     """Scheduler fields for SGLang's chunk handling, with parked optimistic prefills."""
 
     attn_cp_cpu_group = attn_tp_cpu_group = None
@@ -47,7 +47,7 @@ class Parks(Fields):
         req.finished_reason = FINISH_ABORT("no decode server")
 
 
-def optimistic() -> Any:
+def make_optimistic_request() -> Any:
     req: Any = Request("optimistic", 900, done=300)
     req.pending_bootstrap, req.disagg_kv_sender, req.finished_reason, req.to_finish = True, Sender(), None, None
     return req
@@ -61,38 +61,42 @@ def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(
         prefill, "poll_and_all_reduce_attn_cp_tp_group", lambda senders, *_: [s.poll() for s in senders]
     )
-    return type("S", (Parks, mixin, prefill.SchedulerDisaggregationPrefillMixin), {"__init__": Parks.__init__})
+    return type(
+        "S",
+        (ParkingScheduler, mixin, prefill.SchedulerDisaggregationPrefillMixin),
+        {"__init__": ParkingScheduler.__init__},
+    )
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(parks: Any, held: bool) -> None:
+def test_optimistic_prefill_ends_once_bootstrap_fails(parks: Any, held: bool) -> None:
     """Checked for a prompt in the slot and for a parked prompt."""
     from sglang.srt.disaggregation.base.conn import KVPoll
 
-    one, other = optimistic(), optimistic()
-    me = parks(one, [other]) if held else parks(other, [one])
+    one, other = make_optimistic_request(), make_optimistic_request()
+    scheduler = parks(one, [other]) if held else parks(other, [one])
     batch = SimpleNamespace(batch_is_full=False)
-    me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me.in_progress == ([one, other] if held else [other, one])
-    assert (me.sent, me.failed) == ([], [])
+    scheduler.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert scheduler.in_progress == ([one, other] if held else [other, one])
+    assert (scheduler.sent, scheduler.failed) == ([], [])
     one.disagg_kv_sender.state = KVPoll.Failed
-    me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me.in_progress == [other]
-    assert (me.sent, me.failed) == ([], [one])
+    scheduler.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert scheduler.in_progress == [other]
+    assert (scheduler.sent, scheduler.failed) == ([], [one])
 
 
-def test_a_chunk_is_sent_once(parks: Any) -> None:
-    one, other = optimistic(), optimistic()
+def test_chunk_is_sent_once(parks: Any) -> None:
+    one, other = make_optimistic_request(), make_optimistic_request()
     one.pending_bootstrap = other.pending_bootstrap = False
-    me = parks(one, [other])
-    me.laps.core.chunked.unsent = True
+    scheduler = parks(one, [other])
+    scheduler.laps.core.chunked.unsent = True
     batch = SimpleNamespace(batch_is_full=False)
     for _ in range(3):
-        me.process_prefill_chunk(last_batch=None, running_batch=batch)
-        assert (me.sent, me.chunked_req, me.laps.core.chunked.parked) == ([one], one, [other])
+        scheduler.process_prefill_chunk(last_batch=None, running_batch=batch)
+        assert (scheduler.sent, scheduler.chunked_req, scheduler.laps.core.chunked.parked) == ([one], one, [other])
 
 
-class Aborts(Fields):
+class AbortingScheduler(SchedulerFields):
     """Simplified model of how SGLang ends an aborted prompt in its slot."""
 
     def __init__(self, held: Any, parked: Sequence[Any]) -> None:
@@ -121,33 +125,39 @@ class Aborts(Fields):
         ("none", False, [], ["P", "Q", "R", "RR"]),
     ],
 )
-def test_parked_prompts_are_aborted_each_once_it_is_safe(
+def test_abort_ends_matching_prompts_at_next_safe_point(
     mixin: Any, rid: str, every: bool, ended: list[str], left: list[str]
 ) -> None:
-    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
-    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(
+    stock = type(
+        "Stock", (), {"abort_request": AbortingScheduler.took, "process_pending_chunked_abort": AbortingScheduler.end}
+    )
+    scheduler: Any = type("S", (AbortingScheduler, mixin, stock), {"__init__": AbortingScheduler.__init__})(
         Request("P", done=9), [Request("Q", done=9), Request("R", done=9), Request("RR", done=9)]
     )
-    me.abort_request(SimpleNamespace(rid=rid, abort_all=every))
-    assert me.ended == [], "not yet: its chunk may run"
+    scheduler.abort_request(SimpleNamespace(rid=rid, abort_all=every))
+    assert scheduler.ended == [], "not yet: its chunk may run"
     for _ in range(2):
-        me.process_pending_chunked_abort()
-        assert [r.rid for r in me.ended] == ended
-        assert [r.rid for r in me.in_progress] == left
-    assert (me.laps.core.chunked.aborted(), me._pending_chunked_abort_req) == ([], None)
+        scheduler.process_pending_chunked_abort()
+        assert [r.rid for r in scheduler.ended] == ended
+        assert [r.rid for r in scheduler.in_progress] == left
+    assert (scheduler.laps.core.chunked.aborted(), scheduler._pending_chunked_abort_req) == ([], None)
 
 
-def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
-    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
+def test_prompt_aborted_while_parked_ends_in_chunk_slot(mixin: Any) -> None:
+    stock = type(
+        "Stock", (), {"abort_request": AbortingScheduler.took, "process_pending_chunked_abort": AbortingScheduler.end}
+    )
     held, parked = Request("P", done=9), Request("Q", done=9)
-    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
-    me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
-    me.chunked_req, me.laps.core.chunked.parked = parked, [held]
-    me.process_pending_chunked_abort()
-    assert (me.ended, me.chunked_req, me.laps.core.chunked.parked) == ([parked], None, [held])
+    scheduler: Any = type("S", (AbortingScheduler, mixin, stock), {"__init__": AbortingScheduler.__init__})(
+        held, [parked]
+    )
+    scheduler.abort_request(SimpleNamespace(rid="Q", abort_all=False))
+    scheduler.chunked_req, scheduler.laps.core.chunked.parked = parked, [held]
+    scheduler.process_pending_chunked_abort()
+    assert (scheduler.ended, scheduler.chunked_req, scheduler.laps.core.chunked.parked) == ([parked], None, [held])
 
 
-def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_and_parked_prompts_time_out(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's own search for timed-out requests, which looks only at batches."""
     from sglang.srt.environ import envs
     from sglang.srt.managers import scheduler
@@ -161,10 +171,10 @@ def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monke
     names = ("_poll_timeout_aborts", "_collect_inflight_batches")
     stock = type("Stock", (), {name: getattr(scheduler.Scheduler, name) for name in names})
     monkeypatch.setattr(scheduler, "get_parallel", lambda: SimpleNamespace(pp_size=1))
-    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "60")
-    assert envs.SGLANG_REQ_RUNNING_TIMEOUT.get() == 60
-    me: Any = type("S", (Fields, mixin, stock), {"__init__": Fields.__init__})(
-        [], begun("slot", 99.0), [begun("parked", 99.0), begun("young", 1.0)]
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "6")
+    assert envs.SGLANG_REQ_RUNNING_TIMEOUT.get() == 6
+    me: Any = type("S", (SchedulerFields, mixin, stock), {"__init__": SchedulerFields.__init__})(
+        [], begun("slot", 9.9), [begun("parked", 9.9), begun("young", 0.1)]
     )
     me.running_batch = me.last_batch = None
     me.enable_continuous_input_polling = False
@@ -173,7 +183,7 @@ def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monke
     assert [abort.rid for abort in me._poll_timeout_aborts()] == ["slot"]
 
 
-def test_the_load_counts_what_is_parked() -> None:
+def test_load_counts_tokens_of_parked_prompts() -> None:
     """Checked with SGLang's own counters: /v1/loads, and the log line of a batch."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers.scheduler_components.load_inquirer import SchedulerLoadInquirer
@@ -181,8 +191,10 @@ def test_the_load_counts_what_is_parked() -> None:
     fields: dict[str, Any] = dict.fromkeys(SchedulerLoadInquirer.__dataclass_fields__)
     fields |= {"waiting_queue_prefix_matched": lambda: False, "get_recent_cache_hit_rate": lambda: 0.0}
     stock = SchedulerLoadInquirer(**fields | {"disaggregation_mode": DisaggregationMode.PREFILL})
-    me = Fields([Request("w", 70)], Request("P", 900, done=300), [Request("Q", 5000, done=1000)], loads=stock)
-    assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70 + 600 + 4000
-    assert me.load_inquirer._get_num_pending_tokens(chunk_deduct=100) == 70 + 600 + 4000 - 100
-    me.chunked_req, me.laps.core.chunked.parked = None, []
-    assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70
+    scheduler = SchedulerFields(
+        [Request("w", 70)], Request("P", 900, done=300), [Request("Q", 5000, done=1000)], loads=stock
+    )
+    assert scheduler.load_inquirer.get_num_waiting_uncached_tokens() == 70 + 600 + 4000
+    assert scheduler.load_inquirer._get_num_pending_tokens(chunk_deduct=100) == 70 + 600 + 4000 - 100
+    scheduler.chunked_req, scheduler.laps.core.chunked.parked = None, []
+    assert scheduler.load_inquirer.get_num_waiting_uncached_tokens() == 70

@@ -23,7 +23,7 @@ SERVER_CHUNK = 10_000 // 64 * 64
 @pytest.mark.parametrize(("page", "align"), [(1, None), (64, None), (1, 4096), (64, 4096), (48, 4096), (64, 96)])
 @pytest.mark.parametrize("layers", [0, 28])
 @pytest.mark.parametrize("token_s", [None, 1e-6, 2e-5, 1e-2])
-def test_every_long_prompt_runs_to_its_end_in_whole_units(
+def test_long_prompt_completes_in_chunks_of_whole_units(
     adder: Callable[[int, int], Any], page: int, align: int | None, layers: int, token_s: float | None
 ) -> None:
     """Chunks have the server's size or, without slices, the length of the gap; SGLang can cut at both."""
@@ -31,12 +31,12 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
     assert unit_of(page, align) == unit
     server_chunk = max(SERVER_CHUNK, unit)
     model = None if token_s is None else costing(token_s)
-    me = Pacer(LapsConfig(), chunk_tokens=server_chunk, unit=unit, layers=layers, model=model)
+    pacer = Pacer(LapsConfig(), chunk_tokens=server_chunk, unit=unit, layers=layers, model=model)
     prompt = Prompt(30_000)
     cuts = []
     while prompt.extend_end < 30_000:
         done = prompt.extend_end
-        plan = me.plan(0.0, [], [Waiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
+        plan = pacer.plan(0.0, [], [Waiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
         assert plan.order == (LONG,)
         builder = adder(page, min(plan.long.tokens, server_chunk))
         prompt.prefix_len = done

@@ -7,14 +7,14 @@ import json
 import random
 
 import pytest
-from served import LAPS, Prefill, Reference, Setup, on
+from served import LAPS, Prefill, Reference, Setup, run_on
 from sglang_laps import compat
 
-from .colocated import COUNT, Asked, at_once, mixed, some_leave
+from .colocated import COUNT, Request, abort_some, mixed_requests, send_all_at_their_times
 from .test_architectures import DP_ATTENTION, TWO_CORES
 from .test_colocated_drafts import CHAIN
 from .test_group_mixed import NEAR
-from .test_slices_models import EXPERTS, steps_of_many_sizes
+from .test_slices_models import EXPERTS, measure_steps_of_many_sizes
 
 TARGET = ("--laps-config", json.dumps({"tbt_ms": 200.0}))
 FLAGS = {
@@ -32,29 +32,26 @@ SETUPS = [
     for name, flags in FLAGS.items()
     if not flags or compat.release().drafts_in_pauses
 ]
-pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
+pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *run_on(*SETUPS)]
 
 
-def must_be_right(asked: list[Asked], reference: Reference) -> None:
+def require_right_answers(requests: list[Request], reference: Reference) -> None:
     """Require that every token has (nearly) the highest probability, and that clients that stayed got all tokens."""
-    for a in asked:
-        assert a.leaves_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
-        if a.tokens:
-            found = reference.scores(a.prompt, a.tokens)
-            behind = found.max(-1).values - found.gather(-1, reference.torch.tensor(a.tokens)[:, None])[:, 0]
-            assert float(behind.max()) <= NEAR, f"{a.rid}, a prompt of {len(a.prompt)} tokens"
+    for a in requests:
+        assert a.leaves_after_s is not None or len(a.tokens) == a.new, (a.rid, a.end)
+        assert reference.shortfall(a.prompt, a.tokens) <= NEAR, f"{a.rid}, a prompt of {len(a.prompt)} tokens"
 
 
-def test_ranks_that_decode_have_one_plan_too(prefill: Prefill, reference: Reference) -> None:
+def test_decoding_dp_ranks_share_plan_and_tokens_are_correct(prefill: Prefill, reference: Reference) -> None:
     status = prefill.get("/laps_status")
     assert status["enabled"], status["reason"]
-    assert asyncio.run(steps_of_many_sizes(prefill)), "times of steps are not learnt"
+    assert asyncio.run(measure_steps_of_many_sizes(prefill)), "times of steps are not learnt"
     before = prefill.get("/laps_status")
-    asked = mixed(3, COUNT, "dp", COUNT / 8)
-    some_leave(asked, random.Random(3))
-    asyncio.run(at_once(prefill, asked))
-    must_be_right(asked, reference)
-    prefill.all_tokens_are_free()
+    requests = mixed_requests(3, COUNT, "dp", COUNT / 8)
+    abort_some(requests, random.Random(3))
+    asyncio.run(send_all_at_their_times(prefill, requests))
+    require_right_answers(requests, reference)
+    prefill.require_all_tokens_free()
     after = prefill.get("/laps_status")
     both = zip(after["ranks"], before["ranks"], strict=True)
     steps = [now["group"]["steps"] - then["group"]["steps"] for now, then in both]

@@ -9,13 +9,13 @@ from typing import Any
 
 import http_load as load
 import pytest
-from rounds import until_seen
+from rounds import repeat_until
 from served import HICACHE as PLUGIN
-from served import LAPS, Prefill, Reference, Setup, ids, on
+from served import LAPS, Prefill, Reference, Setup, random_prompt, run_on
 
 from benchmark.rig import devices
 
-from .colocated import EVERY_PAUSE, LOOPS, Asked, at_once, mixed, must_be_right
+from .colocated import FREQUENT_PAUSES, LOOPS, Request, mixed_requests, require_right_answers, send_all_at_their_times
 from .slicing import SHAPE
 from .test_slices_features import HICACHE, PAGES
 
@@ -23,7 +23,15 @@ RUNNING = 6
 SETUPS = tuple(
     Setup(
         f"colocated-memory-{name}",
-        (*LAPS, *EVERY_PAUSE, *HICACHE, "--enable-streaming-session", "--max-running-requests", str(RUNNING), *flags),
+        (
+            *LAPS,
+            *FREQUENT_PAUSES,
+            *HICACHE,
+            "--enable-streaming-session",
+            "--max-running-requests",
+            str(RUNNING),
+            *flags,
+        ),
         devices.with_path({}, PLUGIN),
         SHAPE,
         mode="null",
@@ -32,7 +40,7 @@ SETUPS = tuple(
 )
 WINDOWS = Setup(
     "colocated-memory-windows",
-    (*LAPS, *EVERY_PAUSE, *HICACHE, *PAGES),
+    (*LAPS, *FREQUENT_PAUSES, *HICACHE, *PAGES),
     devices.with_path({}, PLUGIN),
     "gptoss",
     mode="null",
@@ -46,7 +54,7 @@ def steps_in_pauses(prefill: Prefill) -> int:
     return int(status["decode"]["steps_in_pauses"])
 
 
-async def until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int:
+async def wait_until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int:
     """Wait for ``running``; return the largest number of running requests that the server has reported meanwhile."""
     most = 0
     async with load.session() as http:
@@ -58,82 +66,118 @@ async def until_all_ended(prefill: Prefill, running: asyncio.Future[Any]) -> int
     return most
 
 
-@on(*SETUPS, WINDOWS)[0]
-def test_prefixes_come_back_from_the_host_while_streams_go_on(prefill: Prefill, reference: Reference) -> None:
+@run_on(*SETUPS, WINDOWS)[0]
+def test_host_prefixes_are_reused_while_streams_run(prefill: Prefill, reference: Reference) -> None:
     before = steps_in_pauses(prefill)
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         seed, name = 2000 + 100 * i, f"host-{i}-{prefill.setup.name}"
-        documents = [ids(seed + i, 1400) for i in range(6)]
-        kept = [Asked(f"{name}-kept-{i}-x", d, 1, 0.2 * i) for i, d in enumerate(documents)]
+        documents = [random_prompt(seed + i, 1400) for i in range(6)]
+        kept = [Request(f"{name}-kept-{i}-x", d, 1, 0.2 * i) for i, d in enumerate(documents)]
         # More than the device holds, so that the documents stay on the host only.
-        others = [Asked(f"{name}-other-{i}-x", ids(seed + 20 + i, 2400), 1, 2.0 + 0.2 * i) for i in range(3)]
-        asyncio.run(at_once(prefill, [*kept, *others]))
-        asked = [Asked(f"{name}-stream-{i}-x", ids(seed + 30 + i, 60), 150, 0.0) for i in range(2)]
+        others = [
+            Request(f"{name}-other-{i}-x", random_prompt(seed + 20 + i, 2400), 1, 2.0 + 0.2 * i) for i in range(3)
+        ]
+        asyncio.run(send_all_at_their_times(prefill, [*kept, *others]))
+        requests = [Request(f"{name}-stream-{i}-x", random_prompt(seed + 30 + i, 60), 150, 0.0) for i in range(2)]
         for i, document in enumerate(documents):
-            prompt = document + ids(seed + 40 + i, 1200 if i % 2 else 30)
-            asked.append(Asked(f"{name}-again-{i}-x", prompt, 6, 0.3 + 0.3 * i))
-        for a in asked[3::3]:
-            a.leaves_s, a.aborts = 0.2, True
-        asyncio.run(at_once(prefill, asked))
-        must_be_right([*kept, *others, *asked], reference)
-        assert sum(a.cached["host"] >= 1300 for a in asked if a.cached) >= 2, [a.cached for a in asked]
-        prefill.all_tokens_are_free()
+            prompt = document + random_prompt(seed + 40 + i, 1200 if i % 2 else 30)
+            requests.append(Request(f"{name}-again-{i}-x", prompt, 6, 0.3 + 0.3 * i))
+        for a in requests[3::3]:
+            a.leaves_after_s, a.aborts = 0.2, True
+        asyncio.run(send_all_at_their_times(prefill, requests))
+        require_right_answers([*kept, *others, *requests], reference)
+        assert sum(a.cached["host"] >= 1300 for a in requests if a.cached) >= 2, [a.cached for a in requests]
+        prefill.require_all_tokens_free()
         return steps_in_pauses(prefill) > before
 
-    until_seen(once, "a step runs in a pause")
+    repeat_until(attempt, "a step runs in a pause")
 
 
-@on(*SETUPS)[0]
+@run_on(*SETUPS)[0]
+def test_prefix_is_read_after_its_load_although_loading_prompt_was_aborted(
+    prefill: Prefill, reference: Reference
+) -> None:
+    before = prefill.get("/laps_status")["decode"]["abandoned_passes"]
+
+    async def scenario(name: str, seed: int, leaves_after_s: float) -> list[Request]:
+        document, url = random_prompt(seed, 1400), prefill.server.url
+        # More than the device holds, so that the document stays on the host only.
+        others = [Request(f"{name}-other-{i}-x", random_prompt(seed + i, 2400), 1, 0.0) for i in range(1, 4)]
+        stream = Request(f"{name}-stream-x", random_prompt(seed + 4, 60), 200, 0.0)
+        aborted = Request(
+            f"{name}-aborted-x", document + random_prompt(seed + 5, 600), 4, 0.2, leaves_after_s, aborts=True
+        )
+        again = Request(f"{name}-again-x", document + random_prompt(seed + 6, 30), 4, 0.0)
+        async with load.session() as http:
+            for first in (Request(f"{name}-kept-x", document, 1, 0.0), *others):
+                await first.stream_answer(http, url)
+            beside = asyncio.ensure_future(stream.stream_answer(http, url))
+            await aborted.send_at_its_time(http, url)
+            await again.stream_answer(http, url)
+            await beside
+        return [stream, aborted, again]
+
+    def attempt(i: int) -> bool:
+        # From 0.03 s to 0.5 s: on a slow machine the pass begins later and lasts longer.
+        found = asyncio.run(scenario(f"load-{i}-{prefill.setup.name}", 7000 + 100 * i, 0.03 * 1.5**i))
+        require_right_answers(found, reference)
+        prefill.require_all_tokens_free()
+        return bool(prefill.get("/laps_status")["decode"]["abandoned_passes"] > before)
+
+    repeat_until(attempt, "a pass ends while its prefix is loaded")
+
+
+@run_on(*SETUPS)[0]
 @pytest.mark.parametrize("streaming", [False, True])
-def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference: Reference, streaming: bool) -> None:
+def test_session_turns_continue_from_history(prefill: Prefill, reference: Reference, streaming: bool) -> None:
     before = steps_in_pauses(prefill)
 
-    async def talk(http: Any, name: str, seed: int) -> list[Asked]:
+    async def talk(http: Any, name: str, seed: int) -> list[Request]:
         """Run three turns of one session. Return each turn with its whole prompt, history included."""
         body = {"capacity_of_str_len": 100_000, "session_id": name, "streaming": streaming}
         async with http.post(prefill.server.url + "/open_session", json=body) as reply:
             assert reply.status == 200, await reply.text()
-        rng, said, turns = random.Random(seed), list[int](), list[Asked]()
+        rng, said, turns = random.Random(seed), list[int](), list[Request]()
         for n in range(3):
-            new = ids(seed + n, rng.choice((30, 400, 1100)) if n else 900)
-            turn = Asked(f"{name}-{n}-x", new, 20, 0.1 * rng.random())
+            new = random_prompt(seed + n, rng.choice((30, 400, 1100)) if n else 900)
+            turn = Request(f"{name}-{n}-x", new, 20, 0.1 * rng.random())
             turn.session = {"id": name, "rid": turns[-1].rid if turns and not streaming else None}
-            await turn.come(http, prefill.server.url)
+            await turn.send_at_its_time(http, prefill.server.url)
             said += new
-            turns.append(Asked(turn.rid, list(said), turn.new, 0.0, tokens=turn.tokens, end=turn.end))
+            turns.append(Request(turn.rid, list(said), turn.new, 0.0, tokens=turn.tokens, end=turn.end))
             said += turn.tokens
         async with http.post(prefill.server.url + "/close_session", json={"session_id": name}) as reply:
             assert reply.status == 200, await reply.text()
         return turns
 
-    async def scenario(i: int) -> list[Asked]:
+    async def scenario(i: int) -> list[Request]:
         name = f"session-{streaming}-{i}-{prefill.setup.name}"
-        others = mixed(3000 + i, 10, f"{name}-beside", 2.0)
+        others = mixed_requests(3000 + i, 10, f"{name}-beside", 2.0)
         async with load.session() as http:
             talks = [talk(http, f"{name}-{k}", 4000 + 100 * i + 10 * k) for k in range(3)]
-            beside = asyncio.ensure_future(at_once(prefill, others))
+            beside = asyncio.ensure_future(send_all_at_their_times(prefill, others))
             said = await asyncio.gather(*talks)
             await beside
         return [*others, *(turn for turns in said for turn in turns)]
 
-    def once(i: int) -> bool:
-        must_be_right(asyncio.run(scenario(i)), reference)
-        prefill.all_tokens_are_free()
+    def attempt(i: int) -> bool:
+        require_right_answers(asyncio.run(scenario(i)), reference)
+        prefill.require_all_tokens_free()
         return steps_in_pauses(prefill) > before
 
-    until_seen(once, "a step runs in a pause")
+    repeat_until(attempt, "a step runs in a pause")
 
 
-@on(*SETUPS)[0]
-def test_no_more_requests_run_than_may(prefill: Prefill, reference: Reference) -> None:
+@run_on(*SETUPS)[0]
+def test_running_requests_stay_within_limit(prefill: Prefill, reference: Reference) -> None:
     """The limit counts short batches in a pause together with paused and decoded requests."""
-    asked = mixed(6, 30, f"limit-{prefill.setup.name}", 1.0)
+    requests = mixed_requests(6, 30, f"limit-{prefill.setup.name}", 1.0)
 
     async def scenario() -> int:
-        return await until_all_ended(prefill, asyncio.ensure_future(at_once(prefill, asked)))
+        return await wait_until_all_ended(prefill, asyncio.ensure_future(send_all_at_their_times(prefill, requests)))
 
     most = asyncio.run(scenario())
-    must_be_right(asked, reference)
+    require_right_answers(requests, reference)
     assert RUNNING - 2 <= most <= RUNNING
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()

@@ -6,10 +6,10 @@ import asyncio
 import random
 
 import pytest
-from rounds import until_seen
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
+from rounds import repeat_until
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, run_on
 
-from .colocated import EVERY_PAUSE, at_once, mixed, must_be_right, some_leave
+from .colocated import FREQUENT_PAUSES, abort_some, mixed_requests, require_right_answers, send_all_at_their_times
 
 BY_PRIORITY = (
     "--enable-priority-scheduling",
@@ -19,32 +19,32 @@ BY_PRIORITY = (
     "4",
 )
 SETUPS = [
-    Setup(f"colocated-priorities-{name}", (*LAPS, *EVERY_PAUSE, *BY_PRIORITY, *flags), mode="null")
+    Setup(f"colocated-priorities-{name}", (*LAPS, *FREQUENT_PAUSES, *BY_PRIORITY, *flags), mode="null")
     for name, flags in (("overlap", ()), ("normal", NORMAL_LOOP))
 ]
-pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
+pytestmark = [pytest.mark.timeout(600), *run_on(*SETUPS)]
 
 
-def test_streams_make_way_and_go_on_later(prefill: Prefill, reference: Reference) -> None:
+def test_streams_retracted_by_priority_resume_with_correct_tokens(prefill: Prefill, reference: Reference) -> None:
     """A third of the clients leave or abort."""
     status = prefill.get("/laps_status")
     assert status["enabled"], status["reason"]
 
     said: list[str] = []
 
-    def once(i: int) -> bool:
-        asked = mixed(900 + 100 * i, 40, f"{prefill.setup.name}-{i}", 3.0)
+    def attempt(i: int) -> bool:
+        requests = mixed_requests(900 + 100 * i, 40, f"{prefill.setup.name}-{i}", 3.0)
         rng = random.Random(3)
-        for a in asked:
+        for a in requests:
             a.priority = rng.randint(0, 3)
-        some_leave(asked, random.Random(2))
-        asyncio.run(at_once(prefill, asked))
-        must_be_right(asked, reference)
-        prefill.all_tokens_are_free()
+        abort_some(requests, random.Random(2))
+        asyncio.run(send_all_at_their_times(prefill, requests))
+        require_right_answers(requests, reference)
+        prefill.require_all_tokens_free()
         after = prefill.get("/laps_status")
         assert after["in_progress"] == 0
         steps = after["decode"]["steps_in_pauses"] - status["decode"]["steps_in_pauses"]
-        said.append(f"{steps} steps in pauses, {sum(a.retractions for a in asked)} streams made way")
-        return steps > 0 and any(a.retractions for a in asked)
+        said.append(f"{steps} steps in pauses, {sum(a.retractions for a in requests)} streams made way")
+        return steps > 0 and any(a.retractions for a in requests)
 
-    until_seen(once, "a stream makes way", lambda: said)
+    repeat_until(attempt, "a stream makes way", lambda: said)

@@ -40,7 +40,7 @@ def scheduler(**more: Any) -> Any:
         ({"decode_offload_manager": object()}, "KV caches of streams are offloaded"),
     ],
 )
-def test_models_and_caches_that_are_not_supported_are_named(
+def test_unsupported_models_and_caches_are_named_in_reason(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
 ) -> None:
     from sglang_laps import colocated, group, no_slices
@@ -57,9 +57,7 @@ def test_models_and_caches_that_are_not_supported_are_named(
         assert "\n" not in why
 
 
-def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
-    mixin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generation_needs_slices_or_coordinated_dp_ranks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_laps import colocated, group, no_slices
     from sglang_laps.layers import NoLayers
 
@@ -91,7 +89,7 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
         ({"enable_hisparse": True}, "--enable-hisparse"),
     ],
 )
-def test_the_scheduler_is_stock_then_and_its_status_says_why(
+def test_refused_flags_leave_stock_scheduler_with_reason_in_status(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from laps_core.config import LapsConfig

@@ -4,12 +4,12 @@ request."""
 from __future__ import annotations
 
 import pytest
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, run_on
 
-from .colocated import EVERY_PAUSE, until_pauses_are_used, until_streams_are_retracted
+from .colocated import FREQUENT_PAUSES, serve_until_pauses_are_used, serve_until_streams_are_retracted
 
 ROOMY, TIGHT = (
-    Setup(f"colocated-states-{name}", (*LAPS, *EVERY_PAUSE, *flags), shape=shape, mode="null")
+    Setup(f"colocated-states-{name}", (*LAPS, *FREQUENT_PAUSES, *flags), shape=shape, mode="null")
     for name, shape, flags in (
         ("overlap", "qwen3next", ()),
         ("tight", "nemotronh", ("--max-mamba-cache-size", "12", *NORMAL_LOOP)),
@@ -19,13 +19,13 @@ ROOMY, TIGHT = (
 pytestmark = pytest.mark.timeout(600)
 
 
-@on(ROOMY, TIGHT)[0]
-@on(ROOMY)[1]
-def test_every_token_is_right_and_all_states_are_free_again(prefill: Prefill, reference: Reference) -> None:
-    until_pauses_are_used(prefill, reference)
+@run_on(ROOMY, TIGHT)[0]
+@run_on(ROOMY)[1]
+def test_tokens_are_correct_and_memory_is_freed(prefill: Prefill, reference: Reference) -> None:
+    serve_until_pauses_are_used(prefill, reference)
 
 
-@on(ROOMY)[0]
-@on(ROOMY)[1]
-def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
-    until_streams_are_retracted(prefill, reference)
+@run_on(ROOMY)[0]
+@run_on(ROOMY)[1]
+def test_streams_are_retracted_when_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
+    serve_until_streams_are_retracted(prefill, reference)

@@ -11,7 +11,7 @@ import pytest
 from laps_core.config import LapsConfig
 from sglang_laps.classes import Classes
 
-from .adders import Cache, adder, filled, request
+from .adders import Cache, adder, fill_batch, make_request
 
 __all__ = ["adder"]
 LEAST = 8
@@ -24,7 +24,7 @@ def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least:
 
     classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
     make = partial(LapsPrefillAdder, classes, lambda _: None, reserve=0, least=least)
-    made, _ = filled(make, Cache(), [request(n) for n in waiting], chunk, begun)
+    made, _ = fill_batch(make, Cache(), [make_request(n) for n in waiting], chunk, begun)
     return [r.extend_len for r in made.can_run_list]
 
 
@@ -40,27 +40,27 @@ def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least:
         ([504, 300], [504, 8]),
     ],
 )
-def test_a_batch_is_divided_as_a_whole_or_not_at_all(
+def test_divisible_and_indivisible_requests_use_separate_batches(
     adder: Callable[[int, int], Any], waiting: list[int], built: list[int]
 ) -> None:
     assert batch(waiting) == built
 
 
-def test_without_it_all_share_a_batch(adder: Callable[[int, int], Any]) -> None:
+def test_all_requests_share_batch_without_context_parallelism(adder: Callable[[int, int], Any]) -> None:
     assert batch([5, 8, 100], least=0) == [5, 8, 100]
     assert batch([505, 300], least=0) == [505, 7]
 
 
 @pytest.mark.parametrize(("left", "built"), [(7, [7]), (8, [8, 100]), (300, [300, 100])])
-def test_the_rest_of_a_prompt_counts_as_what_it_is(
+def test_rest_of_prompt_is_classified_by_remaining_tokens(
     adder: Callable[[int, int], Any], left: int, built: list[int]
 ) -> None:
-    begun = request(1000)
+    begun = make_request(1000)
     begun.extend_end = 1000 - left
     assert batch([100, 5], begun=begun) == built
 
 
-def test_how_few_can_be_divided_hangs_on_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_divisible_tokens_depends_on_cp_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     import sglang_laps.ranks as module
 
     parallel = SimpleNamespace(

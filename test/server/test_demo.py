@@ -13,7 +13,7 @@ import psutil
 import pytest
 import warm
 from laps_plan.traffic.job import Job
-from served import checkpoint
+from served import make_checkpoint
 
 from benchmark import demo
 from benchmark.load.client import UNANSWERED, Answer
@@ -31,14 +31,14 @@ def ends_of(logs: Path) -> str:
 
 
 @pytest.mark.timeout(750)
-def test_the_demo_writes_a_table_a_picture_and_a_record(
+def test_demo_writes_table_picture_and_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Runs with a smaller model than a user's demo, and with shorter warm-up prompts."""
     warm_up = fleet.warm_up
     monkeypatch.setattr(fleet, "warm_up", lambda target, prompts, longest: warm_up(target, prompts, 256))
-    monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=checkpoint))
-    monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's servers do
+    monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=make_checkpoint))
+    monkeypatch.setenv(warm.COLD_VARIABLE, variants.ON)  # one server imports for itself, as a user's servers do
     try:
         assert demo.COMMAND.main(["--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
     except (SystemExit, AssertionError) as e:
@@ -55,7 +55,7 @@ def test_the_demo_writes_a_table_a_picture_and_a_record(
     assert (tmp_path / "ttft.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
+def test_error_names_server_with_unanswered_requests(tmp_path: Path) -> None:
     job = Job(0.0, 40)
     answers = [Answer(job, 0.0, 0.0, 0.1), Answer(job, 0.0, 0.0, None, UNANSWERED)]
     demo.require_answers(answers[:1], "fcfs", tmp_path)
@@ -71,7 +71,7 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_interrupt_stops_all_child_processes(tmp_path: Path) -> None:
     running = subprocess.Popen([*DEMO, "--out", str(tmp_path)], cwd=REPO, stderr=subprocess.PIPE, text=True)
     children: list[psutil.Process] = []
     end = time.monotonic() + 300

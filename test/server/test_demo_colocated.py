@@ -21,7 +21,7 @@ SMALL = replace(model.EMULATED, layers=4)
 
 
 @pytest.mark.timeout(650)
-def test_it_writes_a_table_a_picture_of_every_token_and_a_record(
+def test_demo_writes_table_picture_and_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(colocated, "SHAPE", SMALL)
@@ -35,7 +35,7 @@ def test_it_writes_a_table_a_picture_of_every_token_and_a_record(
 
 
 @pytest.mark.timeout(650)
-def test_a_server_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_server_start_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colocated, "SHAPE", SMALL)
     monkeypatch.setenv("SGLANG_LAPS_SCHEDULER", "no configuration")
     with pytest.raises(SystemExit) as ended:
@@ -43,20 +43,20 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: p
     assert re.fullmatch(r"demo colocated: server \(laps\) ended with code .*", str(ended.value))
 
 
-def test_the_ratio_is_that_of_laps_to_stock() -> None:
+def test_table_shows_ratio_of_laps_to_stock() -> None:
     result = {name: dict.fromkeys(colocated.NAMES, by) for name, by in ((LAPS, 0.05), (DEFAULT, 0.5))}
     rows = demo_colocated.table(result).rows
     assert list(rows[-1]) == ["laps / stock", *["0.10"] * len(demo_colocated.SHOWN)]
 
 
-def test_times_in_the_picture_begin_with_the_round() -> None:
+def test_picture_times_are_relative_to_round_start() -> None:
     stream, document = Request("stream", [1], 2, 0.5), Request("long", [1], 1, 1.0)
     stream.sent_s, stream.came_s = 10.5, [11.0, 11.5]
     document.sent_s, document.came_s = 11.0, [13.0]
     assert colocated.tokens([stream, document]) == ([[1.0, 1.5]], [(1.0, 3.0)])
 
 
-def test_another_demo_is_refused_in_one_line() -> None:
+def test_unknown_demo_is_refused_in_one_line() -> None:
     done = subprocess.run([REPO / "run", "demo", "both"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "run: no demo 'both': colocated, or none for the router's\n"

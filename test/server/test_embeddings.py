@@ -7,9 +7,10 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on
+from rounds import repeat_until
+from served import CHUNK, LAPS, Prefill, Reference, Setup, count_in_progress, random_prompt, run_on
 
-pytestmark = on(Setup("embeddings", (*LAPS, "--is-embedding"), mode="null"))
+pytestmark = run_on(Setup("embeddings", (*LAPS, "--is-embedding"), mode="null"))
 SIZES = (10, 300, 3 * CHUNK, 40, 5 * CHUNK, 12, 4 * CHUNK)
 
 
@@ -27,8 +28,8 @@ async def embed(http: Any, prefill: Prefill, text: list[int]) -> list[float]:
         return list(answer["data"][0]["embedding"])
 
 
-def test_texts_of_all_lengths_at_once_have_their_vectors(prefill: Prefill, reference: Reference) -> None:
-    texts = [ids(i, n) for i, n in enumerate(SIZES)]
+def test_concurrent_embeddings_equal_transformers(prefill: Prefill, reference: Reference) -> None:
+    texts = [random_prompt(i, n) for i, n in enumerate(SIZES)]
 
     async def scenario() -> list[list[float]]:
         async with load.session() as http:
@@ -36,24 +37,23 @@ def test_texts_of_all_lengths_at_once_have_their_vectors(prefill: Prefill, refer
 
     for text, vector in zip(texts, asyncio.run(scenario()), strict=True):
         assert vector == pytest.approx(expected(reference, text), abs=1e-4), f"{len(text)} tokens"
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
 
 
-def test_a_short_text_is_embedded_before_a_long_one_that_came_first(prefill: Prefill) -> None:
-    async def scenario() -> list[str]:
-        done: list[str] = []
+def test_short_text_is_embedded_before_earlier_long_text(prefill: Prefill) -> None:
+    async def scenario(i: int) -> bool:
+        """Return True if the short text, sent while the long text was between two chunks, was embedded first."""
         async with load.session() as http:
+            long = asyncio.ensure_future(embed(http, prefill, random_prompt(20 + 1000 * i, (12 + 4 * i) * CHUNK)))
+            while not long.done() and not await count_in_progress(http, prefill):
+                pass
+            await embed(http, prefill, random_prompt(21 + 1000 * i, 20))
+            first = not long.done()
+            await long
+            return first
 
-            async def one(name: str, text: list[int], delay_s: float) -> None:
-                await asyncio.sleep(delay_s)
-                await embed(http, prefill, text)
-                done.append(name)
-
-            await asyncio.gather(one("long", ids(20, 12 * CHUNK), 0.0), one("short", ids(21, 20), 0.2))
-        return done
-
-    assert asyncio.run(scenario()) == ["short", "long"]
+    repeat_until(lambda i: asyncio.run(scenario(i)), "a short text is embedded between two chunks")
     status = prefill.get("/laps_status")
     assert (status["enabled"], status["slices"]["on"], status["decode"]["streams"]) == (True, False, 0)
     assert all(status["totals"][kind]["requests"] for kind in ("short", "long"))
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(("size", "value_size"), [(32, 32), (80, 64)], ids=["plain", "latent"])
-def test_nothing_is_computed_and_everything_is_kept(size: int, value_size: int) -> None:
+def test_emulated_attention_stores_kv_without_computing(size: int, value_size: int) -> None:
     import torch
     from laps_emulate.host.attention import HostAttention
     from laps_emulate.install import leave_out_attention

@@ -7,13 +7,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from rounds import until_seen
-from served import Prefill, ids, on
+from rounds import repeat_until
+from served import Prefill, random_prompt, run_on
 
-from .colocated import Asked, alone, at_once, must_be_as
+from .colocated import Request, require_equal_answers, send_again, send_all_at_their_times
 from .test_emulated_streams import ON_LAPS
 
-pytestmark = [pytest.mark.timeout(600), *on(ON_LAPS)]
+pytestmark = [pytest.mark.timeout(1500), *run_on(ON_LAPS)]
 IN_TIME = {"custom_params": {"ttft_slo_ms": 1000}}
 """Sampling parameters with a near deadline: 7,000 tokens take more than a 16th of it."""
 
@@ -24,25 +24,25 @@ def counts(prefill: Prefill) -> tuple[int, int]:
     return status["preemption"]["steps_shared"], status["decode"]["steps_carried"]
 
 
-def test_with_deadlines_one_step_is_for_all(prefill: Prefill) -> None:
-    def load(name: str, seed: int, sampling: dict[str, Any]) -> list[Asked]:
-        streams = [Asked(f"{name}-stream-{i}", ids(seed + i, 50), 60, 0.0) for i in range(4)]
-        longs = [Asked(f"{name}-long-{i}", ids(seed + 20 + i, 7000), 4, 0.5 + 0.2 * i) for i in range(2)]
-        shorts = [Asked(f"{name}-{i}", ids(seed + 40 + i, 40 + i), 4, 0.5 + 0.1 * i) for i in range(20)]
-        asked = [*streams, *longs, *shorts]
-        for a in asked:
+def test_deadlines_make_classes_and_streams_share_steps(prefill: Prefill) -> None:
+    def load(name: str, seed: int, sampling: dict[str, Any]) -> list[Request]:
+        streams = [Request(f"{name}-stream-{i}", random_prompt(seed + i, 50), 60, 0.0) for i in range(4)]
+        longs = [Request(f"{name}-long-{i}", random_prompt(seed + 20 + i, 7000), 4, 0.5 + 0.2 * i) for i in range(2)]
+        shorts = [Request(f"{name}-{i}", random_prompt(seed + 40 + i, 40 + i), 4, 0.5 + 0.1 * i) for i in range(20)]
+        requests = [*streams, *longs, *shorts]
+        for a in requests:
             a.sampling = sampling
-        return asked
+        return requests
 
-    def grown(asked: list[Asked]) -> tuple[int, int]:
+    def grown(requests: list[Request]) -> tuple[int, int]:
         shared, carried = counts(prefill)
-        asyncio.run(at_once(prefill, asked))
-        must_be_as(asked, alone(prefill, asked, clients=1))
-        prefill.all_tokens_are_free()
+        asyncio.run(send_all_at_their_times(prefill, requests))
+        require_equal_answers(requests, send_again(prefill, requests, clients=1))
+        prefill.require_all_tokens_free()
         after = counts(prefill)
         return after[0] - shared, after[1] - carried
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         seed = 5000 + 2000 * i
         free = grown(load(f"free-{i}", seed, {}))
         due = grown(load(f"due-{i}", seed + 1000, IN_TIME))
@@ -50,4 +50,4 @@ def test_with_deadlines_one_step_is_for_all(prefill: Prefill) -> None:
         return due[0] > 5 and due[0] > free[0] and due[1] > 5
 
     said: list[str] = []
-    until_seen(once, "steps for all", lambda: said)
+    repeat_until(attempt, "steps for all", lambda: said)

@@ -8,15 +8,15 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, NORMAL, OVERLAP, STOCK, Prefill, Reference, ids, on
+from served import CHUNK, NORMAL, OVERLAP, STOCK, Prefill, Reference, random_prompt, run_on
 
 from benchmark.rig import servers
 
-from .through import generate, router
+from .stock_router import generate, router
 
 __all__ = ["router"]
 
-pytestmark = on(STOCK, OVERLAP, NORMAL)
+pytestmark = run_on(STOCK, OVERLAP, NORMAL)
 NEW = 8
 
 
@@ -28,26 +28,28 @@ def ask_all(router: servers.Server, prompts: list[list[int]]) -> list[list[int]]
     return asyncio.run(run())
 
 
-def test_short_and_long_prompts_one_by_one(router: servers.Server, reference: Reference) -> None:
+def test_sequential_prompts_equal_transformers(router: servers.Server, reference: Reference) -> None:
     for tokens in (5, 60, 256, 257, CHUNK, 3 * CHUNK + 1, 2000):
-        prompt = ids(tokens, tokens)
+        prompt = random_prompt(tokens, tokens)
         assert ask_all(router, [prompt]) == [reference.greedy(prompt, NEW)], tokens
 
 
-def test_all_at_once(router: servers.Server, reference: Reference) -> None:
-    prompts = [ids(500 + i, 1300 if i % 5 == 0 else 20 + 9 * i) for i in range(20)]
+def test_concurrent_prompts_equal_transformers(router: servers.Server, reference: Reference) -> None:
+    prompts = [random_prompt(500 + i, 1300 if i % 5 == 0 else 20 + 9 * i) for i in range(20)]
     answers = ask_all(router, prompts)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer == reference.greedy(prompt, NEW), len(prompt)
 
 
-def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Reference) -> None:
-    history = ids(77, 2 * CHUNK)
+def test_conversation_turns_are_correct_and_reuse_history(
+    router: servers.Server, prefill: Prefill, reference: Reference
+) -> None:
+    history = random_prompt(77, 2 * CHUNK)
     before = prefill.get("/laps_status")["totals"] if prefill.laps else None
     for turn in range(3):
         answer = ask_all(router, [history])[0]
         assert answer == reference.greedy(history, NEW), turn
-        history = [*history, *answer, *ids(80 + turn, 30)]
+        history = [*history, *answer, *random_prompt(80 + turn, 30)]
     if before is None:
         return
     after = prefill.totals()
@@ -57,34 +59,34 @@ def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Ref
     assert after["short"]["tokens"] - before["short"]["tokens"] <= 2 * (NEW + 30 + 1)
 
 
-def test_a_flushed_history_is_long_again(router: servers.Server, prefill: Prefill) -> None:
+def test_flushed_history_is_classified_long_again(router: servers.Server, prefill: Prefill) -> None:
     if not prefill.laps:
         pytest.skip("stock server")
-    history = ids(78, 2 * CHUNK)
+    history = random_prompt(78, 2 * CHUNK)
     ask_all(router, [history])
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
     before = prefill.totals()
     ask_all(router, [[*history, 7]])
     assert prefill.totals()["long"]["tokens"] - before["long"]["tokens"] == len(history) + 1
 
 
-def test_questions_on_one_new_document_become_short_when_it_is_known(router: servers.Server, prefill: Prefill) -> None:
+def test_concurrent_questions_on_new_document_become_short(router: servers.Server, prefill: Prefill) -> None:
     if not prefill.laps:
         pytest.skip("stock server")
-    document = ids(79, 2 * CHUNK)
+    document = random_prompt(79, 2 * CHUNK)
     before = prefill.totals()
-    ask_all(router, [document + ids(600 + i, 20) for i in range(6)])
+    ask_all(router, [document + random_prompt(600 + i, 20) for i in range(6)])
     after = prefill.totals()
     assert after["short"]["requests"] - before["short"]["requests"] >= 4
     computed = sum(after[c]["tokens"] - before[c]["tokens"] for c in ("short", "long"))
     assert computed < 3 * len(document)
 
 
-def test_chat_text_streams(router: servers.Server, reference: Reference) -> None:
+def test_streamed_chat_text_equals_transformers(router: servers.Server, reference: Reference) -> None:
     messages = [{"role": "user", "content": "Which requests are short?"}]
     body = {"model": "m", "messages": messages, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
 
-    async def run() -> load.Seen:
+    async def run() -> load.RequestRecord:
         async with load.session() as http:
             return await load.stream(http, router.url + "/v1/chat/completions", body, "chat", 0.0)
 
@@ -94,13 +96,13 @@ def test_chat_text_streams(router: servers.Server, reference: Reference) -> None
     assert seen.text == reference.tokenizer.decode(reference.greedy(prompt, NEW))
 
 
-def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill) -> None:
+def test_abandoned_requests_free_all_prefill_tokens(router: servers.Server, prefill: Prefill) -> None:
     """Clients abandon half of all requests at random ages."""
     rng = random.Random(5)
 
     async def one(http: Any, i: int) -> bool:
         await asyncio.sleep(rng.random() * 2.0)
-        call = generate(http, router, ids(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)), NEW)
+        call = generate(http, router, random_prompt(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)), NEW)
         try:
             await asyncio.wait_for(call, rng.choice((0.01, 0.05, 0.2)) if i % 2 else 390.0)
         except TimeoutError:
@@ -113,4 +115,4 @@ def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill
             return list(await asyncio.gather(*(one(http, i) for i in range(60))))
 
     assert sum(asyncio.run(run())) >= 30
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()

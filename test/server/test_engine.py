@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import warm
-from served import checkpoint
+from served import make_checkpoint
 
 ENGINE = """
 import sys
@@ -25,10 +25,10 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_prefills_and_decodes_with_laps(tmp_path: Path) -> None:
+def test_engine_prefills_and_decodes_with_laps(tmp_path: Path) -> None:
     script = tmp_path / "engine.py"  # a file, because the engine starts its processes from its main module
     script.write_text(ENGINE)
     knobs = {"SGLANG_LAPS_SCHEDULER": '{"tbt_ms": 100}', "SGLANG_HOST_IP": "127.0.0.1"}
-    done = warm.SGLANG.run(str(script), str(checkpoint()), timeout=300, env=knobs)
+    done = warm.SGLANG.run(str(script), str(make_checkpoint()), timeout=300, env=knobs)
     assert "answered [3, 3] True None 4" in done.stdout, (done.stdout, done.stderr[-3000:])
     assert "LAPS scheduler is off" not in done.stdout + done.stderr

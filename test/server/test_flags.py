@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import warm
-from served import checkpoint
+from served import make_checkpoint
 
 PARSE = """
 import json, os, sys
@@ -52,6 +52,9 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--pp-size", "2", "--attn-dp-size", "2"], "error: --enable-laps-scheduler: data-parallel attention with"),
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     ([ON, "--enable-pd-role-switch"], "error: --enable-laps-scheduler: --enable-pd-role-switch cannot"),
+    ([ON, "--admin-api-key", "x", "--tokenizer-worker-num", "2"], "error: --admin-api-key: SGLang checks it only with"),
+    ([ON, "--admin-api-key", "x"], "ok {"),
+    ([ON, "--tokenizer-worker-num", "2"], "ok {"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
     (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),
@@ -80,7 +83,7 @@ def answers() -> list[str]:
 
 
 @pytest.mark.parametrize("i", range(len(CASES)), ids=[" ".join(argv) or "nothing" for argv, _ in CASES])
-def test_command_lines(answers: list[str], i: int) -> None:
+def test_command_line_is_accepted_or_refused_with_reason(answers: list[str], i: int) -> None:
     says = CASES[i][1]
     assert says in answers[i]
     if says.startswith("error"):
@@ -92,7 +95,7 @@ def test_command_lines(answers: list[str], i: int) -> None:
         assert on == says.startswith("ok {")
 
 
-def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
+def test_invalid_value_stops_launch_before_model_loads() -> None:
     done = launch(
         "-m", "sglang.launch_server", "--model-path", "nowhere", "--disaggregation-mode", "prefill", ON,
         "--laps-length-threshold", "0",
@@ -103,7 +106,7 @@ def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
 
 
 @pytest.mark.parametrize("entry", [("-m", "sglang.launch_server"), ("-m", "sglang.cli.main", "serve")])
-def test_help_shows_the_group(entry: tuple[str, ...]) -> None:
+def test_help_lists_laps_flags(entry: tuple[str, ...]) -> None:
     if "sglang.cli.main" in entry:
         entry = ("-c", "import sys; sys.argv[0] = 'sglang'; from sglang.cli.main import main; main()", "serve")
         done = launch(*entry, "--help")
@@ -139,12 +142,12 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
         ("decode", {}, DELAYER, None),
     ],
 )
-def test_a_conflict_set_by_a_model_or_an_environment_variable_is_refused_too(
+def test_conflict_from_model_or_environment_is_refused(
     mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
 ) -> None:
     # A model sets the conflict; the group's size must match.
     more = {"tp_size": 2} if declared else {}
-    done = run(RESOLVE, str(checkpoint()), mode, repr(declared | more), **env)
+    done = run(RESOLVE, str(make_checkpoint()), mode, repr(declared | more), **env)
     if says is None:
         assert (done.returncode, done.stdout.split()[-1:]) == (0, ["resolved"]), done.stderr[-2000:]
     else:
@@ -166,18 +169,18 @@ print("runner", before == {k: id(v) for k, v in vars(ModelRunner).items()})
 """
 
 
-def test_off_is_identical() -> None:
+def test_scheduler_and_runner_are_stock_if_laps_is_off() -> None:
     done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER="")
     assert "stock" in done.stdout.splitlines(), done.stderr[-2000:]
     assert "runner True" in done.stdout
 
 
-def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
+def test_environment_variable_enables_laps_scheduler() -> None:
     done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER='{"guard": 0.5}')
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 
-def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_sglang_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_laps import compat, seams
 
     assert seams.wrong_release() is None
@@ -185,7 +188,7 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "supports sglang 0.5.22 and 0.5.23; found 0.5.21" in str(seams.wrong_release())
 
 
-def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
+def test_host_platform_flushes_denormals() -> None:
     import torch
     from sglang.srt.platforms import current_platform
 
@@ -197,7 +200,7 @@ def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_ranks_on_the_host_platform_do_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_platform_replaces_nccl_only_on_old_release(monkeypatch: pytest.MonkeyPatch) -> None:
     from laps_emulate.host import corrections
     from sglang.srt.distributed.device_communicators import pynccl
     from sglang_laps import compat
@@ -212,7 +215,7 @@ def test_ranks_on_the_host_platform_do_without_nccl(monkeypatch: pytest.MonkeyPa
     assert pynccl.PyNcclCommunicator(group=None, device="cpu") is None
 
 
-def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -> None:
+def test_waiting_receive_polls_socket_only_if_nonblocking() -> None:
     from laps_emulate.host.corrections import POLL_MS, Waiting
 
     did: list[object] = []
@@ -231,7 +234,7 @@ def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -
     assert did[1:] == [POLL_MS, 1]
 
 
-def test_an_idle_controller_of_ranks_takes_no_core() -> None:
+def test_dp_controller_receive_is_wrapped_once() -> None:
     """The module of the controller is patched once, when it is imported."""
     from types import SimpleNamespace
 

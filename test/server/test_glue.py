@@ -18,92 +18,96 @@ from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part
 from sglang_laps.quotes import QuotedCore
 
-from .adders import builder
-from .fields import Fields, Request
+from .adders import make_builder
+from .fields import Request, SchedulerFields
 
 
 def requests(*names: str) -> list[Request]:
     return [Request(name) for name in names]
 
 
-def test_the_swap_is_undone_whatever_happens() -> None:
+def test_failed_build_restores_queue_and_chunk_slot() -> None:
     s1, long, s2, held = requests("s1", "L1", "s2", "P")
 
     def build(_: Any) -> None:
-        assert me.chunked_req is None
-        assert me.waiting_queue == [s1, s2]
+        assert scheduler.chunked_req is None
+        assert scheduler.waiting_queue == [s1, s2]
         assert builder.adder is not None
-        assert me.load_inquirer.get_waiting_queue() == []
+        assert scheduler.load_inquirer.get_waiting_queue() == []
         raise ValueError("in the builder")
 
-    me = Fields([s1, long, s2], held, stock=build)
-    builder, whole = me.laps.builder, me.waiting_queue
+    scheduler = SchedulerFields([s1, long, s2], held, stock=build)
+    builder, whole = scheduler.laps.builder, scheduler.waiting_queue
     with pytest.raises(ValueError, match="in the builder"):
         builder.build_part(Part(SHORT, [s1, s2]), None)
-    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, held, 512)
-    assert me.waiting_queue is whole
+    assert (scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size) == (whole, held, 512)
+    assert scheduler.waiting_queue is whole
     assert builder.adder is None
-    assert me.load_inquirer.get_waiting_queue() is whole
+    assert scheduler.load_inquirer.get_waiting_queue() is whole
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), [(128, 128), (0, 512), (9999, 512)])
-def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(tokens: int, chunk: int) -> None:
+def test_long_batch_uses_own_chunk_and_returns_chunked_request(tokens: int, chunk: int) -> None:
     long, other = requests("L", "other")
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
 
     def build(_: Any) -> str:
-        assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([long], parked, chunk)
-        me.waiting_queue, me.chunked_req = [], long
+        assert (scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size) == (
+            [long],
+            parked,
+            chunk,
+        )
+        scheduler.waiting_queue, scheduler.chunked_req = [], long
         return "built"
 
-    me: Any = Fields([long, other], held, [parked], build)
-    assert me.laps.builder.build_part(Part(LONG, [long], parked, tokens, whole=False), None) == ("built", long)
-    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([other], held, 512)
+    scheduler: Any = SchedulerFields([long, other], held, [parked], build)
+    assert scheduler.laps.builder.build_part(Part(LONG, [long], parked, tokens, whole=False), None) == ("built", long)
+    assert (scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size) == ([other], held, 512)
 
 
-def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
+def test_short_batch_ignores_chunk_size_of_long_batch() -> None:
     seen: list[int] = []
-    me: Any = Fields(requests("s"), stock=lambda _: seen.append(me.chunked_prefill_size))
-    me.laps.builder.build_part(Part(SHORT, me.waiting_queue, None, 128), None)
+    scheduler: Any = SchedulerFields(requests("s"), stock=lambda _: seen.append(scheduler.chunked_prefill_size))
+    scheduler.laps.builder.build_part(Part(SHORT, scheduler.waiting_queue, None, 128), None)
     assert seen == [512]
 
 
-def test_a_request_whose_grammar_is_ready_waits_for_a_plan_that_has_seen_it(mixin: Any) -> None:
+def test_grammar_ready_request_waits_for_next_plan(mixin: Any) -> None:
     """SGLang queues the request while it builds a batch. A long request must not join a batch of short ones."""
     ready, shown = Request("g", 3000), []
 
     def stock(running: Any) -> Any:
-        shown.append(list(me.waiting_queue))
+        shown.append(list(scheduler.waiting_queue))
         if len(shown) == 1:
-            me._add_request_to_queue(ready)
+            scheduler._add_request_to_queue(ready)
         return SimpleNamespace(running_batch=running, batch_to_run=None)
 
     queue = {"_add_request_to_queue": lambda self, req, is_retracted: self.waiting_queue.append(req)}
     waiting: list[Request] = []
-    me: Any = type("Me", (Fields, mixin, type("Stock", (), queue)), {})(waiting, stock=stock)
-    me.laps.colocated, me.disagg_prefill_inflight_queue = None, []
-    me.laps.builder.build(None)
+    scheduler: Any = type("Me", (SchedulerFields, mixin, type("Stock", (), queue)), {})(waiting, stock=stock)
+    scheduler.laps.colocated, scheduler.disagg_prefill_inflight_queue = None, []
+    scheduler.laps.builder.build(None)
     assert shown == [[], [ready]]
-    assert me.waiting_queue == [ready]
-    assert me.laps.core.classes.class_of(ready) == LONG
+    assert scheduler.waiting_queue == [ready]
+    assert scheduler.laps.core.classes.class_of(ready) == LONG
 
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])
-def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls: Any) -> None:
+def test_chunked_request_in_whole_batch_raises_and_restores_queue(cls: Any) -> None:
     one, held = Request("s"), Request("P", 900, done=100)
     whole = [one]
-    me: Any = Fields(whole, held)
+    scheduler: Any = SchedulerFields(whole, held)
 
     def stock(_: Any) -> Any:
-        me.chunked_req = one
+        scheduler.chunked_req = one
 
     plan = Plan((cls,), picked=(0,), long=LongBatch((0,)))
-    me.laps.core.decide = lambda *_, **__: plan
-    me.disagg_prefill_inflight_queue = []
+    scheduler.laps.core.decide = lambda *_, **__: plan
+    scheduler.disagg_prefill_inflight_queue = []
     one.laps_tag.new_tokens = 300 if cls is LONG else 30
     with pytest.raises(RuntimeError, match="s was cut in a batch of whole requests"):
-        builder(me, me.laps.core, stock).build(None, Paused(1.0, 1, 1))
-    assert (me.waiting_queue, me.chunked_req) == (whole, held)
+        make_builder(scheduler, scheduler.laps.core, stock).build(None, Paused(1.0, 1, 1))
+    assert (scheduler.waiting_queue, scheduler.chunked_req) == (whole, held)
 
 
 def overridden(mixin: Any) -> list[str]:
@@ -114,7 +118,7 @@ def overridden(mixin: Any) -> list[str]:
     return [name for name in found if not name.startswith("__")]
 
 
-def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_scheduler_forwards_every_method_to_sglang(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_laps.scheduler import scheduler_class
 
     called: list[tuple[str, Any]] = []
@@ -136,31 +140,31 @@ def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any, monk
     said: Any
     for said in (answer, [], None):
         monkeypatch.setattr(stock, "ingest_requests", method("ingest_requests", said))
-        me = scheduler_class(stock, LapsConfig(graphs=True))()
-        before = dict(vars(me))
+        scheduler = scheduler_class(stock, LapsConfig(graphs=True))()
+        before = dict(vars(scheduler))
         for name in names:
             called.clear()
-            signature = inspect.signature(getattr(me, name))
+            signature = inspect.signature(getattr(scheduler, name))
             kwargs = {p.name: object() for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
-            got = getattr(me, name)(**kwargs)
+            got = getattr(scheduler, name)(**kwargs)
             assert [n for n, _ in called] == [name]
             if signature.return_annotation != "None":
                 assert got is (said if name == "ingest_requests" else answer)
-        assert vars(me) == before
+        assert vars(scheduler) == before
     assert answer.internal_state["laps"]["enabled"] is False
     assert "--disaggregation-mode is decode" in answer.internal_state["laps"]["reason"]
 
 
-def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:
+def test_unknown_batch_builder_disables_laps_at_start(mixin: Any) -> None:
     from sglang_laps.scheduler import scheduler_class
 
     def init(self: Any) -> None:
         self.server_args = SimpleNamespace(disaggregation_mode="prefill", pp_size=1)
 
     stock = type("Stock", (), {"__init__": init, "get_prefill_adder_class": lambda self: dict})
-    me = scheduler_class(stock, LapsConfig())()
-    assert me.laps_status()["enabled"] is False
-    assert "dict" in me.laps_status()["reason"]
+    scheduler = scheduler_class(stock, LapsConfig())()
+    assert scheduler.laps_status()["enabled"] is False
+    assert "dict" in scheduler.laps_status()["reason"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:
         *(({f"{kind}_rank": 1}, False) for kind in ("attn_tp", "attn_cp", "attn_dp", "dp", "pp")),
     ],
 )
-def test_one_rank_saves_the_latency_model(ranks: dict[str, int], first: bool) -> None:
+def test_first_of_all_requires_rank_0_in_every_group(ranks: dict[str, int], first: bool) -> None:
     from sglang_laps.ranks import first_of_all
 
     alone = {"attn_tp_rank": 0, "attn_cp_rank": 0, "attn_dp_rank": 0, "dp_rank": None, "pp_rank": 0}
@@ -183,7 +187,7 @@ def untouchable(req: Any) -> int:
 
 
 @pytest.mark.parametrize("quotes", [False, True])
-def test_asking_for_the_status_changes_nothing(mixin: Any, quotes: bool) -> None:
+def test_status_query_changes_no_state(mixin: Any, quotes: bool) -> None:
     def req(rid: str, tokens: int, tag: Any = None) -> Any:
         more = {} if tag is None else {"laps_tag": tag}
         return SimpleNamespace(
@@ -236,7 +240,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any, quotes: bool) -> None
         assert status["slices"] == {"on": False, "launch_ms": 0.0, "pause_ms": 0.0}
 
 
-def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
+def test_profile_uses_resolved_chunk_size() -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
     from sglang.srt.server_args import ServerArgs
     from sglang_laps import profile
@@ -252,7 +256,34 @@ def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
     manager: Any = SimpleNamespace(
         model_config=SimpleNamespace(vocab_size=100, context_len=1 << 17),
         server_args=args,
+        max_req_input_len=1 << 17,
         generate_request=generate_request,
     )
     asyncio.run(profile.run("prefill", manager))
     assert max(lengths) == profile.CHUNKS * 2048
+    for longest in (995, 60):
+        lengths.clear()
+        manager.max_req_input_len = longest
+        asyncio.run(profile.run("prefill", manager))
+        assert max(lengths) == longest - 1, "all that SGLang accepts"
+    declare_resolution(args, "a platform", chunked_prefill_size=-1)
+    asyncio.run(profile.run("prefill", manager))
+    assert max(lengths) == 59
+
+
+def test_failed_profile_does_not_end_launch(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang.srt.server_args import ServerArgs
+    from sglang_laps import profile
+
+    async def generate_request(*_: Any) -> Any:
+        raise ValueError("no room")
+        yield
+
+    manager: Any = SimpleNamespace(
+        model_config=SimpleNamespace(vocab_size=100, context_len=1000),
+        server_args=ServerArgs(model_path="dummy"),
+        max_req_input_len=994,
+        generate_request=generate_request,
+    )
+    asyncio.run(profile.run("prefill", manager))
+    assert "LAPS: the profile ended early: no room" in caplog.text

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("dtype", "only"), [("float32", ""), ("bfloat16", "random_mixes or row_count or poisoned")])
-def test_the_model_suite(dtype: str, only: str) -> None:
+def test_graphs_model_suite_passes(dtype: str, only: str) -> None:
     suite = str(HERE / "graphs_model")
     path = os.pathsep.join(filter(None, (str(HERE.parent / "support"), os.environ.get("PYTHONPATH"))))
     run = warm.SGLANG.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ask, ids, on, send_all
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, random_prompt, request_body, run_on, send_all
 
 from benchmark.rig import model
 
@@ -36,7 +36,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 TAPE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))}
 """Environment that makes ``graph_tape`` a plugin of SGLang."""
 PIECEWISE = "--enable-piecewise-cuda-graph"
-pytestmark = on(
+pytestmark = run_on(
     Setup("graphs-normal", (*GRAPHS, *NORMAL_LOOP), TAPE, SHAPE),
     Setup("graphs-overlap", (*GRAPHS, PIECEWISE), TAPE, SHAPE),
     Setup(
@@ -50,7 +50,7 @@ def graphs(prefill: Prefill) -> dict[str, Any]:
     return dict(prefill.get("/laps_status")["graphs"])
 
 
-def test_the_server_says_what_it_captured(prefill: Prefill) -> None:
+def test_server_reports_captured_row_counts(prefill: Prefill) -> None:
     seen = graphs(prefill)
     assert seen["on"]
     assert seen["row_counts"] == seen["faster"] == [
@@ -63,11 +63,11 @@ def test_the_server_says_what_it_captured(prefill: Prefill) -> None:
     assert (f"{PIECEWISE} is ignored" in log) == (PIECEWISE in prefill.setup.args)
 
 
-def test_mixed_turns_give_every_token_they_gave_without_graphs(prefill: Prefill, reference: Reference) -> None:
+def test_tokens_with_graphs_equal_transformers(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(4)
-    firsts = [ids(500 + i, rng.randint(3, 200)) for i in range(16)]
-    turns = [p + ids(900 + i, rng.randint(3, 60)) for i, p in enumerate(firsts)]
-    long = ids(7, 2 * CHUNK + 9)
+    firsts = [random_prompt(500 + i, rng.randint(3, 200)) for i in range(16)]
+    turns = [p + random_prompt(900 + i, rng.randint(3, 60)) for i, p in enumerate(firsts)]
+    long = random_prompt(7, 2 * CHUNK + 9)
     before = graphs(prefill)
     answers = [asyncio.run(send_all(prefill, batch)) for batch in (firsts, [*turns, long], turns)]
     after = graphs(prefill)
@@ -81,11 +81,11 @@ def test_mixed_turns_give_every_token_they_gave_without_graphs(prefill: Prefill,
     assert answers[1][-1] == reference.greedy(long, 1)[0]
 
 
-def test_input_logprobs_are_the_stock_paths(prefill: Prefill, reference: Reference) -> None:
-    prompt = ids(31, 20)
+def test_input_logprobs_equal_transformers(prefill: Prefill, reference: Reference) -> None:
+    prompt = random_prompt(31, 20)
     replies = []
     for room in (71, 72):
-        body = {**ask(room, prompt), "return_logprob": True, "logprob_start_len": 0}
+        body = {**request_body(room, prompt), "return_logprob": True, "logprob_start_len": 0}
         status, text = prefill.post("/generate", body)
         assert status == 200, text
         replies.append(json.loads(text)["meta_info"]["input_token_logprobs"])

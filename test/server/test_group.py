@@ -13,6 +13,9 @@ from laps_core.group.cost import GroupCost
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
 
+from .adders import Cache, adder, fill_batch, make_request
+
+__all__ = ["adder"]
 RANKS = 2
 COST = GroupCost(ranks=RANKS, fixed=0.01, token=1e-4, alpha=1e-9, own_floor=0.01, expert=1e-5, expert_floor=0.02)
 CHUNK = 8192
@@ -21,7 +24,7 @@ CHUNK = 8192
 class World:
     """Ranks in threads, which exchange rows in each round."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: GroupCost | None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: GroupCost | None, page: int = 1) -> None:
         import torch
         from sglang_laps import group
         from sglang_laps.classes import Tag
@@ -41,7 +44,9 @@ class World:
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
         pacer = SimpleNamespace(record_arrivals=lambda *_: None, threshold_tokens=256)
-        core: Any = SimpleNamespace(pacer=pacer, classes=SimpleNamespace(new_shorts=0), decode=None)
+        classes = SimpleNamespace(new_shorts=0)
+        core: Any = SimpleNamespace(pacer=pacer, classes=classes, decode=None, page=page, unit=page, lacking=False)
+        self.core = core
         monkeypatch.setattr(group, "as_waiting", self._waiting)
         scheduler: Any = SimpleNamespace(tp_cpu_group=None)
         self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]
@@ -78,7 +83,7 @@ def queues(short: list[Any] | None = None, long: list[Any] | None = None, begun:
     return SimpleNamespace(short=short or [], long=[*(begun or []), *(long or [])], begun=begun or [])
 
 
-def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_requests_join_step_and_long_work_takes_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
     mine, theirs = world.round(
         queues([world.req(50), world.req(100)], [world.req(90_000)]), queues([], [world.req(60_000), world.req(700)])
@@ -89,7 +94,37 @@ def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: 
     assert mine.threshold == theirs.threshold == 256
 
 
-def test_a_rank_without_work_idles_while_the_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("adder")
+@pytest.mark.parametrize("page", [1, 16, 64, 128])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("long", [0, 20_000])
+def test_built_step_is_planned_step_on_pages(
+    monkeypatch: pytest.MonkeyPatch, page: int, begun: bool, long: int
+) -> None:
+    """SGLang charges whole pages for each request."""
+    from sglang_laps.adder import LapsPrefillAdder
+    from sglang_laps.flights import Part
+
+    world = World(monkeypatch, COST, page)
+    classes: Any = SimpleNamespace(class_of=lambda _: LONG)
+    reqs = [make_request(n) for n in (*[30] * 20, long) if n]
+    shorts, longs = reqs[:20], reqs[20:]
+    for req in longs if begun else ():
+        req.extend_end = 6400
+    for req in reqs:
+        req.history = req.extend_end
+        req.tokens = req.laps_tag.new_tokens = len(req.full_untruncated_fill_ids) - req.history
+    plan, _ = world.round(queues(shorts, begun=longs) if begun else queues(shorts, longs), queues())
+    slot, queue = (longs[0], shorts) if begun and longs else (None, reqs)
+    part = Part(LONG, queue, slot, plan.long.tokens, whole=False)
+    make: Any = partial(LapsPrefillAdder, classes, lambda _: None, reserve=0, limit=part.limit(page, page))
+    built, _ = fill_batch(make, Cache(page), part.queue, part.tokens, part.slot)
+    menus, choice = world.groups[0]._decided or pytest.fail("no step")
+    assert [r in built.can_run_list for r in reqs] == [True] * len(reqs)
+    assert sum(r.extend_len for r in built.can_run_list) == menus[0].levels[choice.level].tokens
+
+
+def test_dp_rank_without_work_idles_while_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
     idle, busy = world.round(queues(), queues([], [world.req(500)]))
     assert (idle.order, busy.order) == ((), (LONG,))
@@ -98,14 +133,39 @@ def test_a_rank_without_work_idles_while_the_other_runs(monkeypatch: pytest.Monk
     assert steps == {1}, "nothing ran in the second round"
 
 
-def test_of_several_prompts_in_progress_one_is_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_rank_holds_memory_for_guarded_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch takes the memory that the batch before it gave back, so the oldest prompt would never start."""
+    world, now = World(monkeypatch, COST), 1.0
+    oldest, others, shorts = world.req(24_000), [world.req(3000) for _ in range(4)], [world.req(50)]
+    oldest.laps_tag.since = -1.0
+    both = queues(shorts, [oldest, *others])
+
+    def picked(now: float) -> tuple[int, int, int]:
+        """Return how many short requests, others, and times the oldest are picked; none of them starts."""
+        plan, theirs = world.round(both, queues([], [world.req(3000)]), now=now)
+        assert theirs.long.picked == (0,), "the other rank goes on"
+        return len(plan.picked), sum(i > 0 for i in plan.long.picked), plan.long.picked.count(0)
+
+    while picked(now)[2] == 0:
+        now += 0.1
+    world.core.lacking = True
+    held = [picked(now + 0.1 * i) for i in range(1, 50)]
+    assert set(held) == {(1, 0, 1)}, "short requests take little memory"
+    assert picked(now + 5.2)[1] > 0, "in vain: others go on for three times as long"
+    last = next(at for at in (now + 0.1 * i for i in range(53, 400)) if picked(at)[:2] == (0, 0))
+    assert last > now + 20.0, "then the next hold stops short requests, too"
+    world.core.lacking = False
+    assert picked(last + 0.1)[1] > 0, "it was not ready"
+
+
+def test_batch_has_only_one_prompt_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, COST)
     begun = [world.req(900, 4000), world.req(300, 4000), world.req(2000, 4000)]
     plan, _ = world.round(queues([], [world.req(40)], begun=begun), queues())
     assert [i for i in plan.long.picked if i < len(begun)] == [1], "the slot is for one, the one with least left"
 
 
-def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_ranks_plan_separately_until_step_times_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, None)
     sizes = (100, 400, 1600, 800, 3200)
     for i in range(200):
@@ -168,7 +228,7 @@ class Emulated:
         return self.runners[rank].forward(batch)
 
 
-def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_all(
+def test_emulated_group_step_lasts_predicted_group_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = 2.0
@@ -185,7 +245,7 @@ def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_a
     assert [t.free for t in emulated.timelines] == ends, "nothing runs"
 
 
-def test_another_emulated_step_runs_in_the_pause_of_one_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_step_runs_in_pause_of_sliced_step(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated, parts = Emulated(monkeypatch, 1.0), 4
     left: list[list[float]] = [[] for _ in range(RANKS)]
 
@@ -217,7 +277,7 @@ def test_another_emulated_step_runs_in_the_pause_of_one_in_slices(monkeypatch: p
         (2, True, False, None),
     ],
 )
-def test_why_ranks_decide_each_for_itself(
+def test_group_reports_why_dp_ranks_plan_separately(
     monkeypatch: pytest.MonkeyPatch, ranks: int, together: bool, priorities: bool, why: str | None
 ) -> None:
     from sglang_laps import group

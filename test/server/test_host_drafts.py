@@ -29,7 +29,7 @@ def built(topk: int, tokens: int, parents: list[list[int]], chosen: list[list[in
     return made
 
 
-def test_a_chain_is_causal() -> None:
+def test_draft_chain_has_causal_mask() -> None:
     made = built(1, 4, [[NONE, 0, 1]] * 2, [[0, 1, 2]] * 2)
     assert made["positions"].tolist() == [10, 11, 12, 13, 20, 21, 22, 23]
     assert torch.equal(made["mask"].view(2, 4, 4), torch.ones(2, 4, 4).tril().bool())
@@ -42,7 +42,7 @@ def tree() -> dict[str, torch.Tensor]:
     return built(2, 5, [[NONE, 0, 1]], [[0, 1, 4, 2]])
 
 
-def test_each_token_of_a_tree_sees_those_that_it_comes_from() -> None:
+def test_draft_tree_tokens_see_only_ancestors() -> None:
     made = tree()
     seen = [[i for i in range(5) if row[i]] for row in made["mask"].view(5, 5)]
     assert seen == [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4]]
@@ -51,7 +51,7 @@ def test_each_token_of_a_tree_sees_those_that_it_comes_from() -> None:
     assert made["sibling"].tolist() == [[NONE, 2, NONE, NONE, NONE]]
 
 
-def test_the_longest_path_that_the_model_says_is_right() -> None:
+def test_greedy_verification_accepts_longest_matching_path() -> None:
     from laps_emulate.host import drafts
 
     made = tree()
@@ -70,7 +70,7 @@ def test_the_longest_path_that_the_model_says_is_right() -> None:
     assert (front[:3].tolist(), right[:3].tolist()) == ([100, 101, 102], [100, 102, 103])
 
 
-def test_no_more_drafts_are_right_than_there_is_place_for() -> None:
+def test_accepted_drafts_are_limited_by_index_size() -> None:
     from laps_emulate.host import drafts
 
     made = built(1, 4, [[NONE, 0, 1]], [[0, 1, 2]])
@@ -82,7 +82,7 @@ def test_no_more_drafts_are_right_than_there_is_place_for() -> None:
     assert (index.tolist(), counts.tolist()) == ([[0, 1, 2]], [2])
 
 
-def test_places_in_the_cache_are_those_of_the_table() -> None:
+def test_cache_slots_match_request_table() -> None:
     from laps_emulate.host import drafts
 
     table, rows, begins = torch.zeros(4, 20, dtype=torch.int32), torch.tensor([1, 3]), torch.tensor([2, 5])
@@ -97,7 +97,7 @@ def test_places_in_the_cache_are_those_of_the_table() -> None:
     assert drafts.gather_rows(torch.tensor([1]), table, None)[1] is None
 
 
-def test_attention_of_drafts_and_verifications_is_that_of_the_same_tokens_one_after_the_other() -> None:
+def test_draft_and_verification_attention_equals_sequential_tokens() -> None:
     """One request of 6 tokens; a draft of two branches of two, and a tree of four."""
     from laps_emulate.host.attention import DraftStep, HostAttention, attend, unseen
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -138,7 +138,7 @@ def test_attention_of_drafts_and_verifications_is_that_of_the_same_tokens_one_af
     assert unseen(torch.tensor([5]), torch.arange(8), layer).tolist() == [[True] * 4 + [False] * 2 + [True] * 2]
 
 
-def test_tokens_move_to_the_left_for_a_new_one_at_the_end_or_where_it_was_verified() -> None:
+def test_shift_left_inserts_token_at_end_or_given_position() -> None:
     from laps_emulate.host import drafts
 
     begins, counts, new = torch.tensor([0, 4, 4]), torch.tensor([4, 0, 2]), torch.tensor([[70], [71], [72]])

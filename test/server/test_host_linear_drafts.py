@@ -12,14 +12,14 @@ TREE = torch.tensor([[1, -1, 3, -1]]), torch.tensor([[-1, 2, -1, -1]])
 """First children and next siblings of a tree: 0 has the children 1 and 2, and 2 has 3."""
 
 
-def test_parents_of_trees_and_chains() -> None:
+def test_parents_are_computed_for_trees_and_chains() -> None:
     from laps_emulate.host import linear_drafts as drafts
 
     assert drafts.parents_of(1, 4, *TREE).tolist() == [[-1, 0, 0, 2]]
     assert drafts.parents_of(2, 3, None, None).tolist() == [[-1, 0, 1]] * 2
 
 
-def test_verification_is_as_the_same_tokens_one_after_the_other() -> None:
+def test_verification_equals_sequential_decoding() -> None:
     """Checks a tree whose stream has slot 2; the states of its tokens go to row 1."""
     from laps_emulate.host import linear_attention as alone
     from laps_emulate.host import linear_drafts as drafts
@@ -66,7 +66,7 @@ def test_verification_is_as_the_same_tokens_one_after_the_other() -> None:
     assert not windows[0].any()
 
 
-def test_states_are_those_after_the_last_token_that_is_right() -> None:
+def test_accept_keeps_states_after_last_correct_token() -> None:
     """Checks three streams: the second has no right token; the third also keeps a state for the prefix cache."""
     from laps_emulate.host import linear_drafts as drafts
 

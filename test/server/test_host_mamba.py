@@ -9,7 +9,7 @@ HEADS, SIZE, STATE = 4, 3, 5
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=("new", "goes on"))
-def test_a_pass_over_prompts_is_as_their_tokens_one_after_the_other(goes_on: bool) -> None:
+def test_prompt_scan_equals_sequential_updates(goes_on: bool) -> None:
     """Checks two prompts of 10 and 7 tokens in chunks of 4, and the state after 13 tokens of the pass."""
     from laps_emulate.host import mamba
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, NO_PREFIX_CACHE, Prefill, ask, ids, on
+from served import CHUNK, NO_PREFIX_CACHE, Prefill, random_prompt, request_body, run_on
 
-pytestmark = on(NO_PREFIX_CACHE)
+pytestmark = run_on(NO_PREFIX_CACHE)
 
 
-def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> None:
+def test_short_requests_with_ignore_eos_are_never_chunked(prefill: Prefill) -> None:
     rng = random.Random(3)
 
     async def one(http: Any, prompt: list[int]) -> None:
-        body = ask(rng.getrandbits(60), prompt)
+        body = request_body(rng.getrandbits(60), prompt)
         body["sampling_params"]["ignore_eos"] = True
         async with http.post(prefill.server.url + "/generate", json=body) as reply:
             answer = await reply.json()
@@ -26,9 +26,9 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
 
     async def scenario() -> None:
         async with load.session() as http:
-            longs = [one(http, ids(i, 8 * CHUNK)) for i in range(3)]
+            longs = [one(http, random_prompt(i, 8 * CHUNK)) for i in range(3)]
             # More tokens in one batch than in a chunk, and no number of these prompts fills a chunk exactly.
-            shorts = [one(http, ids(100 + i, 201)) for i in range(60)]
+            shorts = [one(http, random_prompt(100 + i, 201)) for i in range(60)]
             await asyncio.wait_for(asyncio.gather(*longs, *shorts), 390)
 
     before = prefill.totals()["short"]
@@ -36,7 +36,7 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
     after = prefill.totals()["short"]
     assert after["requests"] - before["requests"] == 60
     assert after["tokens"] - before["tokens"] == 60 * 201
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,17 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
     [{"text": ""}, {"text": ["a", ""]}, {"input_ids": []}, {"input_ids": [[1, 2], []]}],
     ids=["text", "texts", "ids", "lists of ids"],
 )
-def test_an_empty_prompt_is_refused_and_ends_nothing(prefill: Prefill, prompt: dict[str, Any]) -> None:
-    status, answer = prefill.post("/generate", {**ask(1, [5]), "input_ids": None, **prompt, "bootstrap_room": None})
+def test_empty_prompt_is_refused_and_server_keeps_serving(prefill: Prefill, prompt: dict[str, Any]) -> None:
+    status, answer = prefill.post(
+        "/generate", {**request_body(1, [5]), "input_ids": None, **prompt, "bootstrap_room": None}
+    )
     assert status == 400, answer
-    assert prefill.post("/generate", ask(77, [5, 6, 7]))[0] == 200
+    assert prefill.post("/generate", request_body(77, [5, 6, 7]))[0] == 200
 
 
-def test_several_samples_of_a_prompt_are_refused(prefill: Prefill) -> None:
-    body = ask(78, [5, 6, 7])
+def test_request_for_several_samples_is_refused(prefill: Prefill) -> None:
+    body = request_body(78, [5, 6, 7])
     status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], "n": 2}})
     assert status == 400, answer
     assert "one sample" in str(answer)
-    assert prefill.post("/generate", ask(79, [5, 6, 7]))[0] == 200
+    assert prefill.post("/generate", request_body(79, [5, 6, 7]))[0] == 200

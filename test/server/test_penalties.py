@@ -59,7 +59,7 @@ PENALTIES = [
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> None:
+def test_retracted_request_gets_same_penalty_counts(overlap: bool) -> None:
     """Compared with a request that is decoded alone, step by step, where each step counts one token."""
     from sglang_laps import penalties
 
@@ -84,7 +84,7 @@ def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> 
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_with_drafts_the_last_token_of_each_step_counts(overlap: bool, at_once: bool) -> None:
+def test_last_token_of_each_draft_step_is_counted(overlap: bool, at_once: bool) -> None:
     """In the overlap loop the step before the last counts, even if (`at_once`) the last step's result is known."""
     from sglang_laps import penalties
 
@@ -104,7 +104,7 @@ def test_with_drafts_the_last_token_of_each_step_counts(overlap: bool, at_once: 
     assert counted == ([9, 10, 12, 13] if overlap else [10, 12, 13, 15])
 
 
-def test_where_nobody_has_penalties_nothing_is_counted() -> None:
+def test_recount_without_penalties_changes_no_logits() -> None:
     from sglang_laps import penalties
 
     made = batch(request([2, 9], ANSWER), overlap=True)

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import warm
-from served import LAPS, NORMAL, NORMAL_LOOP, Prefill, Setup, on
+from served import LAPS, NORMAL, NORMAL_LOOP, Prefill, Setup, run_on
 
 WORKERS = Setup("tokenizer-workers", (*LAPS, *NORMAL_LOOP, "--tokenizer-worker-num", "2"))
-SERVED, CLEAN = on(NORMAL, WORKERS)
+SERVED, CLEAN = run_on(NORMAL, WORKERS)
 ASKED = """
 import json
 from fastapi import FastAPI
@@ -40,7 +40,7 @@ def change(prefill: Prefill, assignment: str, if_version: int) -> tuple[int, Any
 
 @SERVED
 @CLEAN
-def test_a_server_keeps_its_pool_whichever_process_is_asked(prefill: Prefill) -> None:
+def test_all_http_processes_share_pool_record(prefill: Prefill) -> None:
     n = prefill.get("/laps_status")["pool"]["version"]
     for i in range(10):
         made = {"assignment": "short" if i % 2 else "long", "version": n + i + 1}
@@ -50,6 +50,6 @@ def test_a_server_keeps_its_pool_whichever_process_is_asked(prefill: Prefill) ->
     assert prefill.post("/laps_pool", {"assignment": "middle", "if_version": n + 10})[0] == 400
 
 
-def test_it_takes_the_key_of_sglangs_admin_routes() -> None:
+def test_pool_route_follows_sglang_admin_key_rules() -> None:
     done = warm.SGLANG.run("-c", ASKED)
     assert json.loads(done.stdout.splitlines()[-1]) == [400, 401, 400, 401, 401, 400], done.stderr[-2000:]

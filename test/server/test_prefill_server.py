@@ -9,13 +9,13 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, NORMAL, OVERLAP, Prefill, Reference, ask, ids, on, send_all
+from served import CHUNK, NORMAL, OVERLAP, Prefill, Reference, random_prompt, request_body, run_on, send_all
 
-pytestmark = on(NORMAL, OVERLAP)
+pytestmark = run_on(NORMAL, OVERLAP)
 
 
-def test_a_lone_long_prompt_runs_to_its_end(prefill: Prefill, reference: Reference) -> None:
-    prompt = ids(1, 5 * CHUNK + 17)
+def test_lone_long_prompt_completes_in_chunks(prefill: Prefill, reference: Reference) -> None:
+    prompt = random_prompt(1, 5 * CHUNK + 17)
     before = prefill.totals()
     assert asyncio.run(send_all(prefill, [prompt])) == reference.greedy(prompt, 1)
     after = prefill.totals()
@@ -23,9 +23,9 @@ def test_a_lone_long_prompt_runs_to_its_end(prefill: Prefill, reference: Referen
     assert after["long"]["tokens"] - before["long"]["tokens"] == len(prompt)
 
 
-def test_mixed_load_keeps_classes_apart_and_every_token_right(prefill: Prefill, reference: Reference) -> None:
+def test_mixed_load_keeps_classes_apart_and_tokens_correct(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(2)
-    prompts = [ids(100 + i, 3 * CHUNK + i if i % 10 == 0 else rng.randint(5, 256)) for i in range(80)]
+    prompts = [random_prompt(100 + i, 3 * CHUNK + i if i % 10 == 0 else rng.randint(5, 256)) for i in range(80)]
     before = prefill.totals()
     got = asyncio.run(send_all(prefill, prompts, spread_s=1.0))
     after = prefill.totals()
@@ -40,10 +40,12 @@ def test_mixed_load_keeps_classes_apart_and_every_token_right(prefill: Prefill, 
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_pause_and_continue(prefill: Prefill, mode: str) -> None:
+def test_requests_complete_after_pause_and_continue(prefill: Prefill, mode: str) -> None:
     async def scenario() -> None:
         sending = asyncio.ensure_future(
-            send_all(prefill, [ids(50, 6 * CHUNK), *(ids(60 + i, 50) for i in range(10))], spread_s=0.4)
+            send_all(
+                prefill, [random_prompt(50, 6 * CHUNK), *(random_prompt(60 + i, 50) for i in range(10))], spread_s=0.4
+            )
         )
         await asyncio.sleep(0.25)
         assert prefill.post("/pause_generation", {"mode": mode})[0] == 200
@@ -57,7 +59,7 @@ def test_pause_and_continue(prefill: Prefill, mode: str) -> None:
 def test_health_checks_pass_under_load(prefill: Prefill) -> None:
     async def scenario() -> None:
         sending = asyncio.ensure_future(
-            send_all(prefill, [ids(70 + i, 3 * CHUNK if i < 3 else 40) for i in range(30)], 0.5)
+            send_all(prefill, [random_prompt(70 + i, 3 * CHUNK if i < 3 else 40) for i in range(30)], 0.5)
         )
         async with load.session() as http:
             for _ in range(3):
@@ -70,17 +72,17 @@ def test_health_checks_pass_under_load(prefill: Prefill) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill) -> None:
+def test_abort_storm_frees_all_tokens_and_queues(prefill: Prefill) -> None:
     """600 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
     count = 600
     rng = random.Random(9)
 
     async def one(http: Any, i: int) -> str:
         await asyncio.sleep(rng.random() * count / 100)
-        prompt = ids(1000 + i, rng.randint(600, 1600) if i % 12 == 0 else rng.randint(5, 120))
+        prompt = random_prompt(1000 + i, rng.randint(600, 1600) if i % 12 == 0 else rng.randint(5, 120))
         rid = f"storm-{i}-x"
         post = asyncio.ensure_future(
-            http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt, rid))
+            http.post(prefill.server.url + "/generate", json=request_body(rng.getrandbits(60), prompt, rid))
         )
         if i % 3 == 0:
             await asyncio.sleep(rng.choice((0.0, 0.005, 0.05, 0.3)) * rng.random())
@@ -99,19 +101,20 @@ def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill) -> None:
     ends = asyncio.run(storm())
     assert ends.count("length") >= count * 2 // 3
     assert ends.count("abort") > 0
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
     status = prefill.get("/laps_status")
     assert (status["parked"], status["in_progress"]) == (None, 0)
     assert [q["depth"] for q in status["queues"].values()] == [0, 0]
 
 
-def test_disconnects_leave_nothing_behind(prefill: Prefill) -> None:
+def test_disconnects_free_all_tokens(prefill: Prefill) -> None:
     async def scenario() -> None:
         async with load.session() as http:
 
             async def leave(i: int) -> None:
                 post = http.post(
-                    prefill.server.url + "/generate", json=ask(i + 7, ids(i, 4 * CHUNK if i % 5 == 0 else 60))
+                    prefill.server.url + "/generate",
+                    json=request_body(i + 7, random_prompt(i, 4 * CHUNK if i % 5 == 0 else 60)),
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(post, 0.01 + 0.02 * (i % 4))
@@ -119,10 +122,10 @@ def test_disconnects_leave_nothing_behind(prefill: Prefill) -> None:
             await asyncio.gather(*(leave(i) for i in range(40)))
 
     asyncio.run(scenario())
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
 
 
-def test_status_is_told_three_ways(prefill: Prefill) -> None:
+def test_status_route_server_info_and_metrics_report_laps(prefill: Prefill) -> None:
     status = prefill.get("/laps_status")
     assert status["enabled"] is True
     assert status["threshold"]["tokens"] == 256

@@ -8,13 +8,13 @@ from typing import Any
 
 import http_load as load
 import pytest
-from rounds import until_seen
-from served import Prefill, ids, on
+from rounds import repeat_until
+from served import Prefill, random_prompt, run_on
 
-from .slicing import ask, post
+from .slicing import post, request_body
 from .test_emulated import LONG, ON_LAPS, SHORT
 
-pytestmark = on(ON_LAPS)
+pytestmark = run_on(ON_LAPS)
 KINDS = (SHORT, 4 * SHORT, LONG // 8, LONG // 4)
 
 
@@ -24,7 +24,9 @@ def serve(prefill: Prefill, seed: int) -> None:
     async def scenario() -> None:
         async with load.session() as http:
             for i in range(6):
-                sent = [post(http, prefill, ask(ids(seed + 10 * i + j, n))) for j, n in enumerate(KINDS)]
+                sent = [
+                    post(http, prefill, request_body(random_prompt(seed + 10 * i + j, n))) for j, n in enumerate(KINDS)
+                ]
                 assert [status for status, *_ in await asyncio.gather(*sent)] == [200] * len(sent)
 
     asyncio.run(scenario())
@@ -38,14 +40,14 @@ def outcomes(prefill: Prefill) -> int:
 def quoted(prefill: Prefill) -> None:
     """Send requests until the server knows its step times."""
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         serve(prefill, 70_000 + 1000 * i)
         return prefill.get("/laps_status")["quote"] is not None
 
-    until_seen(once, "the latency model is fitted")
+    repeat_until(attempt, "the latency model is fitted")
 
 
-def test_every_request_is_quoted_and_compared(prefill: Prefill) -> None:
+def test_every_request_has_quote_and_counted_outcome(prefill: Prefill) -> None:
     quoted(prefill)
     before = outcomes(prefill)
     serve(prefill, 90_000)
@@ -55,7 +57,7 @@ def test_every_request_is_quoted_and_compared(prefill: Prefill) -> None:
         assert f"sglang:laps_{name}" in metrics
 
 
-def test_the_server_says_what_a_request_would_wait(prefill: Prefill) -> None:
+def test_quote_route_predicts_ttft(prefill: Prefill) -> None:
     quoted(prefill)
     one = prefill.get(f"/laps_quote?new={LONG}&cached=0&max_age_s=5")
     assert one["class"] == "long"
@@ -67,7 +69,7 @@ def test_the_server_says_what_a_request_would_wait(prefill: Prefill) -> None:
     assert prefill.post_text("/laps_quote", "{}")[0] == 400
 
 
-def test_the_server_replays_what_it_had(prefill: Prefill) -> None:
+def test_replay_route_reports_policies_and_requests(prefill: Prefill) -> None:
     quoted(prefill)
     code, text = prefill.post_text("/laps_replay", json.dumps({"seconds": 600}))
     if "laps_receipts" in text and "404" in text:

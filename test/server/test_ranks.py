@@ -50,7 +50,7 @@ class World:
                     self.ranks[stage, c, t] = module.Ranks(across[t], along[c])
 
 
-def test_one_rank_alone_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rank_keeps_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     (me,) = World(monkeypatch).ranks.values()
     received: list[Any] = []
     me.keep_received(received)
@@ -61,7 +61,7 @@ def test_one_rank_alone_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert me.take_plan(received) is received
 
 
-def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_reaches_cp_ranks_then_tp_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, tp=2, cp=2)
     (leader,) = (at for at, r in world.ranks.items() if r.leader)
     assert leader == (0, 0, 0)
@@ -71,12 +71,12 @@ def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: 
     assert list(plans.values()) == [HEARD] * 3
 
 
-def test_requests_of_fewer_tokens_than_can_be_divided_are_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_divisible_tokens_is_set_only_with_context_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World(monkeypatch, cp=4).ranks[0, 0, 0].min_divisible_tokens == 8
     assert World(monkeypatch, tp=4).ranks[0, 0, 0].min_divisible_tokens == 0
 
 
-def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_first_stage_is_forwarded_with_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, pp=3)
     first, *later = world.ranks.values()
     assert [r.leader for r in (first, *later)] == [r.saves for r in (first, *later)] == [True, False, False]
@@ -93,7 +93,7 @@ def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pyte
             assert received == sent, "the next stage is sent all of it"
 
 
-def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leading_plan_reaches_all_tp_ranks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, pp=3, tp=2)
     assert [at for at, r in world.ranks.items() if r.leader] == [(0, 0, 0)]
     lists: dict[int, list[Any]] = {}
@@ -115,7 +115,7 @@ def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatc
             assert received == lists[0], "the next stage is sent all of it"
 
 
-def test_stages_that_do_not_see_the_same_work_end_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_with_different_work_raise_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = World(monkeypatch, pp=2).ranks[1, 0, 0]
     stage.take_plan(["a"])
     with pytest.raises(RuntimeError, match="the first one has none"):

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from laps_core.receipts.receipt import META_KEY, RECEIPT_HEADER
-from rounds import until_seen
-from served import CHUNK, LAPS, NORMAL, NORMAL_LOOP, OVERLAP, Prefill, Setup, ask, ids, on
+from rounds import repeat_until
+from served import CHUNK, LAPS, NORMAL, NORMAL_LOOP, OVERLAP, Prefill, Setup, random_prompt, request_body, run_on
 from sglang_laps import compat
 
 from .test_emulated import ON_LAPS as EMULATED
@@ -29,11 +29,11 @@ COLOCATED = [
 COUNT = int(os.environ.get("LAPS_RECEIPT_REQUESTS", "80"))
 """Number of requests to each server."""
 
-pytestmark = [pytest.mark.timeout(600), *on(NORMAL, OVERLAP, *COLOCATED, EMULATED)]
+pytestmark = [pytest.mark.timeout(600), *run_on(NORMAL, OVERLAP, *COLOCATED, EMULATED)]
 
 
 @dataclass
-class Seen:
+class RequestRecord:
     """One request as seen by its client."""
 
     rid: str
@@ -56,17 +56,19 @@ class Seen:
         return self.ttft_ms - float(self.left["ttft_ms"])
 
 
-def body_of(prefill: Prefill, prompt: list[int], rid: str, new: int = 6) -> dict[str, Any]:
+def make_body(prefill: Prefill, prompt: list[int], rid: str, new: int = 6) -> dict[str, Any]:
     """Return a body for ``/generate``; on a server that decodes it asks for a stream."""
     if prefill.setup.mode != "null":
-        return ask(random.Random(rid).getrandbits(60), prompt, rid)
+        return request_body(random.Random(rid).getrandbits(60), prompt, rid)
     sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     return {"input_ids": prompt, "rid": rid, "stream": True, "sampling_params": sampling}
 
 
-def seen(prefill: Prefill, connection: http.client.HTTPConnection, prompt: list[int], rid: str) -> Seen:
+def send_and_time(
+    prefill: Prefill, connection: http.client.HTTPConnection, prompt: list[int], rid: str
+) -> RequestRecord:
     """Send a request and time its first token, in a thread that waits for nothing else and thus notices it at once."""
-    text = json.dumps(body_of(prefill, prompt, rid))
+    text = json.dumps(make_body(prefill, prompt, rid))
     begin = time.perf_counter()
     connection.request("POST", "/generate", text, {"Content-Type": "application/json", RECEIPT_HEADER: "1"})
     reply = connection.getresponse()
@@ -75,28 +77,30 @@ def seen(prefill: Prefill, connection: http.client.HTTPConnection, prompt: list[
     reply.read()
     receipt = json.loads(first.removeprefix(b"data: ")).get("meta_info", {}).get(META_KEY)
     left = None if receipt is None else json.loads(reply.headers[RECEIPT_HEADER])
-    return Seen(rid, 1e3 * ttft_s, receipt, left)
+    return RequestRecord(rid, 1e3 * ttft_s, receipt, left)
 
 
-def connected(prefill: Prefill) -> http.client.HTTPConnection:
+def connect(prefill: Prefill) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", int(prefill.server.url.rpartition(":")[2]), timeout=300)
 
 
-def mixed(prefill: Prefill, name: str, count: int, *, clients: int = 4, aborts: bool = True) -> list[Seen]:
+def send_mixed(
+    prefill: Prefill, name: str, count: int, *, clients: int = 4, aborts: bool = True
+) -> list[RequestRecord]:
     """Send long and short prompts in a closed loop; some are aborted."""
     rng = random.Random(count)
     long = 8 * CHUNK if prefill.setup is EMULATED else 3 * CHUNK
-    work = [ids(7 * i, long + i if i % 9 == 0 else rng.randint(5, 250)) for i in range(count)]
+    work = [random_prompt(7 * i, long + i if i % 9 == 0 else rng.randint(5, 250)) for i in range(count)]
     left = iter(enumerate(work))
 
-    def client() -> list[Seen]:
-        connection, found = connected(prefill), list[Seen]()
+    def client() -> list[RequestRecord]:
+        connection, found = connect(prefill), list[RequestRecord]()
         for i, prompt in left:
             rid = f"{name}-{i}-x"
             aborting = threading.Timer(0.05 * rng.random(), prefill.post, ("/abort_request", {"rid": rid}))
             if aborts and i % 13 == 5:
                 aborting.start()
-            found.append(seen(prefill, connection, prompt, rid))
+            found.append(send_and_time(prefill, connection, prompt, rid))
             if aborting.ident is not None:
                 aborting.join()
         return found
@@ -105,7 +109,7 @@ def mixed(prefill: Prefill, name: str, count: int, *, clients: int = 4, aborts: 
         return [s for done in [pool.submit(client) for _ in range(clients)] for s in done.result()]
 
 
-def must_add_up(receipt: dict[str, Any]) -> None:
+def require_causes_add_up(receipt: dict[str, Any]) -> None:
     causes = receipt["causes"]
     assert abs(sum(causes.values()) - receipt["ttft_ms"]) < 0.01, receipt
     assert all(ms > 0.0 for ms in causes.values()), receipt
@@ -119,7 +123,7 @@ class Loopback:
         self._prefill, self._end, self.took_ms = prefill, threading.Event(), list[float]()
 
     def _ping(self) -> None:
-        connection = connected(self._prefill)
+        connection = connect(self._prefill)
         while not self._end.wait(0.01):
             begin = time.perf_counter()
             connection.request("GET", "/ping")
@@ -140,20 +144,20 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, round(share * len(values)) - 1)]
 
 
-def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
-    """Agreement within a millisecond, except for the way to the server and back. Pings measure that way at the same
-    time, because requests also wait for a core on it."""
+def test_receipt_causes_add_up_to_client_ttft(prefill: Prefill) -> None:
+    """Agreement within a millisecond, except for the way to the server and back, and for waits for a core. Pings
+    measure both at the same time."""
     name = f"sum-{prefill.setup.name}"
-    told: list[Seen] = []
+    told: list[RequestRecord] = []
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         with Loopback(prefill) as loopback:
-            found = mixed(prefill, f"{name}-{i}", COUNT)
+            found = send_mixed(prefill, f"{name}-{i}", COUNT)
         told[:] = [s for s in found if s.receipt is not None]
         assert len(told) >= 0.9 * COUNT
         for s in told:
-            must_add_up(s.receipt or {})
-            must_add_up(s.left or {})
+            require_causes_add_up(s.receipt or {})
+            require_causes_add_up(s.left or {})
             assert s.missed_ms >= 0.0, s
             assert s.way_ms > 0.0, s
         missed, way = [s.missed_ms for s in told], [s.way_ms for s in told]
@@ -162,16 +166,19 @@ def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
                   f"{quantile(way, share):.2f} ms outside; a ping takes {quantile(loopback.took_ms, share):.2f}"
             )  # fmt: skip
         # A prompt is longer than a ping and waits for a core more often.
-        outside_ms = quantile(way, 0.5) - 2.0 * quantile(loopback.took_ms, 0.5)
-        return quantile(missed, 0.99) <= 1.0 and outside_ms <= 2.0
+        ping_ms = quantile(loopback.took_ms, 0.5)
+        outside_ms = quantile(way, 0.5) - 2.0 * ping_ms
+        # A receipt misses the wait for a core as it is made. The slowest pings show how long such waits are here.
+        rarely_ms = 1.0 + quantile(loopback.took_ms, 0.99)
+        return quantile(missed, 0.5) <= 1.0 and quantile(missed, 0.99) <= rarely_ms and outside_ms <= 2.0 + ping_ms
 
-    until_seen(once, "the machine lets processes run as they become ready")
+    repeat_until(attempt, "the machine lets processes run as they become ready")
     kept = {r["rid"]: r for r in prefill.get("/laps_receipts?seconds=600")["receipts"]}
     # An aborted request has a receipt, too, although its answer has none.
     aborted = set() if compat.release().missing else {f"{name}-0-{i}-x" for i in range(COUNT)}
     assert aborted | {s.rid for s in told} <= kept.keys()
     for r in kept.values():
-        must_add_up(r)
+        require_causes_add_up(r)
     for s in told:
         assert kept[s.rid]["causes"] == (s.receipt or {})["causes"]
     total: defaultdict[str, float] = defaultdict(float)
@@ -182,27 +189,27 @@ def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
     assert {"computing", "tokenizing", "answering"} <= total.keys()
 
 
-def test_a_receipt_names_the_long_prompt_that_it_waited_behind(prefill: Prefill) -> None:
+def test_receipt_names_long_prompt_that_delayed_request(prefill: Prefill) -> None:
     tokens = 8000 if prefill.setup is EMULATED else 6 * CHUNK
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         with ThreadPoolExecutor(1) as pool:
-            long = pool.submit(seen, prefill, connected(prefill), ids(500 + i, tokens), f"whale-{i}-x")
+            long = pool.submit(send_and_time, prefill, connect(prefill), random_prompt(500 + i, tokens), f"whale-{i}-x")
             time.sleep(0.05)
-            minnow = seen(prefill, connected(prefill), ids(600 + i, 40), f"minnow-{i}-x")
+            minnow = send_and_time(prefill, connect(prefill), random_prompt(600 + i, 40), f"minnow-{i}-x")
             whale = long.result()
         assert whale.receipt
         assert minnow.receipt
-        must_add_up(whale.receipt)
-        must_add_up(minnow.receipt)
+        require_causes_add_up(whale.receipt)
+        require_causes_add_up(minnow.receipt)
         behind = {other["rid"] for other in minnow.receipt["behind"]}
         return f"whale-{i}-x" in behind and bool({"behind_long", "gap"} & minnow.receipt["causes"].keys())
 
-    until_seen(once, "a short prompt waits behind a long one")
+    repeat_until(attempt, "a short prompt waits behind a long one")
 
 
-def test_receipts_are_found_by_id_class_time_and_length(prefill: Prefill) -> None:
-    mixed(prefill, f"find-{prefill.setup.name}", 30, aborts=False)
+def test_receipts_are_filtered_by_rid_class_and_slowest(prefill: Prefill) -> None:
+    send_mixed(prefill, f"find-{prefill.setup.name}", 30, aborts=False)
     slowest = prefill.get("/laps_receipts?slowest=3&class=long")["receipts"]
     assert [r["class"] for r in slowest] == ["long"] * 3
     assert slowest == sorted(slowest, key=lambda r: -r["ttft_ms"])
@@ -214,8 +221,8 @@ def test_receipts_are_found_by_id_class_time_and_length(prefill: Prefill) -> Non
     assert len(answer["receipts"]) == 20
 
 
-def test_the_timeline_has_one_device_lane_without_overlaps(prefill: Prefill) -> None:
-    mixed(prefill, f"lane-{prefill.setup.name}", 30)
+def test_timeline_has_one_device_lane_without_overlaps(prefill: Prefill) -> None:
+    send_mixed(prefill, f"lane-{prefill.setup.name}", 30)
     trace = prefill.get("/laps_trace?seconds=60")
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert sorted(lanes.values()) == ["device", "long held back", "short held back"]
@@ -237,13 +244,13 @@ def test_the_timeline_has_one_device_lane_without_overlaps(prefill: Prefill) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_openai_route_has_it_in_a_header_where_it_is_asked_for(prefill: Prefill, stream: bool) -> None:
-    body: dict[str, Any] = {"model": "", "prompt": ids(9, 30), "max_tokens": 3, "stream": stream}
+def test_openai_route_returns_receipt_header_on_request(prefill: Prefill, stream: bool) -> None:
+    body: dict[str, Any] = {"model": "", "prompt": random_prompt(9, 30), "max_tokens": 3, "stream": stream}
     if prefill.setup.mode != "null":
-        body |= {key: value for key, value in ask(99 + stream, []).items() if key.startswith("bootstrap")}
+        body |= {key: value for key, value in request_body(99 + stream, []).items() if key.startswith("bootstrap")}
 
     def header(**headers: str) -> str | None:
-        connection = connected(prefill)
+        connection = connect(prefill)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **headers})
         reply = connection.getresponse()
         assert reply.status == 200, reply.read()
@@ -253,5 +260,5 @@ def test_an_openai_route_has_it_in_a_header_where_it_is_asked_for(prefill: Prefi
     assert header() is None
     text = header(**{RECEIPT_HEADER: "1"})
     assert text is not None
-    must_add_up(json.loads(text))
+    require_causes_add_up(json.loads(text))
     assert json.loads(text)["new_tokens"] + json.loads(text)["cached_tokens"] == 30

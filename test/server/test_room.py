@@ -14,7 +14,7 @@ from laps_core.policy.types import LongBatch, Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, Loads, adder, builder, filled, request
+from .adders import Cache, LoadInquirer, adder, fill_batch, make_builder, make_request
 
 __all__ = ["adder"]
 POOL = 4096
@@ -36,7 +36,7 @@ class Stock:
         self.waiting_queue: list[Any] = []
         self.chunked_req: Any = None
         self.disagg_prefill_inflight_queue: list[Any] = []
-        self.load_inquirer = Loads()
+        self.load_inquirer = LoadInquirer()
 
     def get_prefill_adder_class(self) -> Any:
         from sglang.srt.managers.schedule_policy import PrefillAdder
@@ -45,7 +45,7 @@ class Stock:
 
     def get_new_batch_prefill(self, running_batch: Any) -> Any:
         make, chunk = self.get_prefill_adder_class(), self.chunked_prefill_size
-        made, self.chunked_req = filled(make, self.cache, self.waiting_queue, chunk)
+        made, self.chunked_req = fill_batch(make, self.cache, self.waiting_queue, chunk)
         taken = made.can_run_list
         self.waiting_queue = [r for r in self.waiting_queue if r not in taken]
         return SimpleNamespace(
@@ -53,7 +53,7 @@ class Stock:
         )
 
 
-class Rounds:
+class RoundScheduler:
     """Scheduler with predetermined decisions of LAPS, round by round."""
 
     batch: list[Any]
@@ -78,12 +78,12 @@ class Rounds:
 
     def round(self, ends: bool = True) -> list[int]:
         """Add two short requests, end the oldest running batch, build a batch; return the lengths of its requests."""
-        me: Any = self
-        me.waiting_queue = [*me.waiting_queue, request(250), request(250)]
-        if ends and me.disagg_prefill_inflight_queue:
-            me.cache.free += sum(r.extend_len for r in me.disagg_prefill_inflight_queue.pop(0))
+        scheduler: Any = self
+        scheduler.waiting_queue = [*scheduler.waiting_queue, make_request(250), make_request(250)]
+        if ends and scheduler.disagg_prefill_inflight_queue:
+            scheduler.cache.free += sum(r.extend_len for r in scheduler.disagg_prefill_inflight_queue.pop(0))
         self.batch = []
-        me.get_new_batch_prefill(None)
+        scheduler.get_new_batch_prefill(None)
         return [len(r.full_untruncated_fill_ids) for r in self.batch]
 
 
@@ -92,44 +92,44 @@ def server(adder: Callable[[int, int], Any]) -> Any:
     """Return a scheduler with five short batches in flight, which hold more memory than the long request leaves."""
     from sglang_laps.scheduler import LapsPrefillMixin
 
-    me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
+    scheduler: Any = type("Server", (RoundScheduler, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
     config = LapsConfig(length_basis="prompt")
     core: Any = LapsCore(Pacer(config, chunk_tokens=512), Classes(config, 256, lambda _: 0, lambda: 0.0))
-    core.decide, core.record_build = me.decide, me.record_build
-    stock = super(LapsPrefillMixin, me).get_new_batch_prefill
-    me.laps = SimpleNamespace(core=core, builder=builder(me, core, stock))
+    core.decide, core.record_build = scheduler.decide, scheduler.record_build
+    stock = super(LapsPrefillMixin, scheduler).get_new_batch_prefill
+    scheduler.laps = SimpleNamespace(core=core, builder=make_builder(scheduler, core, stock))
     for _ in range(5):
-        assert me.round(ends=False) == [250, 250]
-    return me
+        assert scheduler.round(ends=False) == [250, 250]
+    return scheduler
 
 
 SHORTS = [250, 250]
 
 
 @pytest.mark.parametrize("joining", [(), (0, 1)], ids=["alone", "joined"])
-def test_an_owed_long_request_starts_once_what_runs_has_ended(server: Any, joining: tuple[int, ...]) -> None:
+def test_owed_long_request_starts_after_running_batches_end(server: Any, joining: tuple[int, ...]) -> None:
     server.joining = joining
-    server.waiting_queue.append(request(3000))
+    server.waiting_queue.append(make_request(3000))
     assert [server.round() for _ in range(4)] == [SHORTS, [], [], [3000]]
     assert server.chunked_req.extend_len == 512
 
 
-def test_short_requests_go_on_while_it_is_not_owed(server: Any) -> None:
+def test_short_requests_continue_while_long_request_is_not_owed(server: Any) -> None:
     server.owed = False
-    server.waiting_queue.append(request(3000))
+    server.waiting_queue.append(make_request(3000))
     assert [server.round() for _ in range(6)] == [SHORTS] * 6
 
 
-def test_short_requests_go_on_where_nothing_would_come_free(server: Any) -> None:
-    server.waiting_queue.append(request(3000))
+def test_short_requests_continue_if_no_memory_would_become_free(server: Any) -> None:
+    server.waiting_queue.append(make_request(3000))
     server.disagg_prefill_inflight_queue.clear()  # their memory never becomes free
     assert server.round() == SHORTS
     assert server.round(ends=False) == []
 
 
 @pytest.mark.parametrize("why", ["aborted", "short by now"])
-def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
-    long = request(3000)
+def test_reserved_memory_is_released_with_request(server: Any, why: str) -> None:
+    long = make_request(3000)
     server.waiting_queue.append(long)
     assert [server.round(), server.round(ends=False)] == [SHORTS, []]
     if why == "aborted":
@@ -141,6 +141,30 @@ def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
     assert server.round(ends=False)
 
 
-def test_no_room_is_kept_for_what_could_never_fit(server: Any) -> None:
-    server.waiting_queue.append(request(POOL - 2))  # fills the pool, with its first token and SGLang's page of margin
+def test_no_memory_is_reserved_for_request_that_cannot_fit(server: Any) -> None:
+    server.waiting_queue.append(
+        make_request(POOL - 2)
+    )  # fills the pool, with its first token and SGLang's page of margin
     assert [server.round() for _ in range(6)] == [SHORTS] * 6
+
+
+@pytest.mark.parametrize("output", [0, 100])
+def test_retracted_request_that_fits_empty_pool_counts_as_lacking_memory(server: Any, output: int) -> None:
+    """SGLang clips the output of a request to what the pool can hold; the tokens of a retracted one are not counted
+    twice."""
+    one = make_request(3000 + output)
+    one.output_ids = [0] * output
+    one.sampling_params.max_new_tokens = POOL - 3000 - 2
+    server.waiting_queue.append(one)
+    assert [server.round(), server.round(ends=False)] == [SHORTS, []]
+    assert server.laps.core.lacking
+
+
+def test_builder_says_if_no_request_was_considered(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.round()
+    assert server.laps.core.considered
+    monkeypatch.setattr(
+        server.laps.builder, "_stock", lambda running: SimpleNamespace(running_batch=running, batch_to_run=None)
+    )
+    server.round()
+    assert not server.laps.core.considered

@@ -8,19 +8,19 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import LAPS, Prefill, Setup, ask, ids, on
+from served import LAPS, Prefill, Setup, random_prompt, request_body, run_on
 
 SMALL = Setup(
     "small-memory",
     (*LAPS, "--max-total-tokens", "4096", "--chunked-prefill-size", "2048", "--laps-wait-window-ms", "0"),
 )
 """Servers; in the overlap loop a short batch is built while another batch still holds its memory."""
-pytestmark = on(SMALL)
+pytestmark = run_on(SMALL)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("aborted", [False, True])
-def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, aborted: bool) -> None:
+def test_long_request_starts_under_stream_of_short_requests(prefill: Prefill, aborted: bool) -> None:
     """Eight short requests fill a batch and half of the memory; the long request needs three quarters of the memory."""
     rng = random.Random(7)
     served, enough = 0, 1500
@@ -30,7 +30,9 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
         nonlocal served
         while not done.is_set() and served < enough:
             prompt = [rng.randrange(3, 2000) for _ in range(250)]
-            async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+            async with http.post(
+                prefill.server.url + "/generate", json=request_body(rng.getrandbits(60), prompt)
+            ) as reply:
                 assert reply.status == 200
                 await reply.read()
             served += 1
@@ -41,7 +43,9 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
             return depth
 
     def asking(http: Any, rid: str) -> Any:
-        return http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), rid))
+        return http.post(
+            prefill.server.url + "/generate", json=request_body(rng.getrandbits(60), random_prompt(1, 3000), rid)
+        )
 
     async def one_that_waits(http: Any) -> tuple[str, asyncio.Future[Any]]:
         """Send long requests until one waits; only a request that waits for memory can be aborted there."""
@@ -82,4 +86,4 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
             return passed
 
     assert asyncio.run(scenario()) < enough // 2
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()

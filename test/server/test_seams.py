@@ -27,16 +27,16 @@ SOURCES = {
 SEAMS = [seam for table in TABLES.values() for seam in table]
 
 
-def of(use: str) -> set[str]:
+def seams_of_use(use: str) -> set[str]:
     return {seam.name for seam in SEAMS if seam.use == use}
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.name}-{seam.use}")
-def test_the_release_is_what_the_table_says(seam: seams.Seam) -> None:
+def test_installed_release_matches_seam_table(seam: seams.Seam) -> None:
     assert seams.changed(seam) is None
 
 
-def test_each_seam_is_in_the_module_that_is_named() -> None:
+def test_each_seam_is_used_in_named_module() -> None:
     for package, seam in ((package, seam) for package, table in TABLES.items() for seam in table):
         last = seam.name.rpartition(".")[2].strip("[]")
         for module in seam.where.split(", "):
@@ -45,7 +45,7 @@ def test_each_seam_is_in_the_module_that_is_named() -> None:
             assert seam.use == "followed" or any(last in text for text in texts), (seam.name, module)
 
 
-def test_hooks_are_registered_by_the_table_alone() -> None:
+def test_hooks_are_registered_only_from_table() -> None:
     assert [path for path, text in SOURCES.items() if "HookRegistry.register" in text] == ["sglang_laps/seams.py"]
     with pytest.raises(KeyError, match="is not hooked by the table"):
         seams.hook("managers.scheduler.Scheduler.on_idle", print, "AFTER")
@@ -56,7 +56,7 @@ def overrides(ours: type, stock: type) -> set[str]:
     return {name for name, own in vars(ours).items() if callable(own) and hasattr(stock, name)} - {"__init__"}
 
 
-def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
+def test_overridden_methods_are_in_table(mixin: Any) -> None:
     from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
@@ -71,7 +71,11 @@ def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
     streamer = f"{SchedulerOutputStreamer.__module__}.SchedulerOutputStreamer".removeprefix(seams.ROOT)
     found |= {f"{streamer}.{name}" for name in overrides(LapsOutputStreamer, SchedulerOutputStreamer)}
     found = {name for name in found if not name.rpartition(".")[2].startswith("__")}
-    table = {name for name in of("overridden") if name.startswith("managers.") and name.rpartition(".")[2].islower()}
+    table = {
+        name
+        for name in seams_of_use("overridden")
+        if name.startswith("managers.") and name.rpartition(".")[2].islower()
+    }
     assert found == table - compat.release().missing
 
 
@@ -90,13 +94,13 @@ def subclassed() -> Iterator[str]:
                 yield from (theirs[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in theirs)
 
 
-def test_what_is_subclassed_is_in_the_table() -> None:
-    table = {name for name in of("overridden") if name.rpartition(".")[2][0].isupper()}
+def test_subclassed_classes_are_in_table() -> None:
+    table = {name for name in seams_of_use("overridden") if name.rpartition(".")[2][0].isupper()}
     # The scheduler is the mixin's base only for type checkers; the mixin replaces the scheduler class.
     assert set(subclassed()) - {"managers.scheduler.Scheduler"} == table
 
 
-def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
+def test_permanently_set_attributes_are_in_table() -> None:
     """Attributes that are set only while a batch is built (the slot, the queue) are restored in the same function."""
     setting = re.compile(
         r"\b(?:\w*runner(?:\.(?:attn_backend|eager_runner))?|attention|scheduler|manager|mooncake\.\w+"
@@ -104,11 +108,11 @@ def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
         r"|layer|fused_moe_native|operations_strategy)\.(\w+) = "
     )
     found = {name for text in SOURCES.values() for name in setting.findall(text) if not name.startswith("laps_")}
-    assert found == {name.rpartition(".")[2].strip("[]") for name in of("set")}
+    assert found == {name.rpartition(".")[2].strip("[]") for name in seams_of_use("set")}
 
 
 @pytest.mark.parametrize("name", ["add_cli_args", "from_cli_args", "resolve_once"])
-def test_what_is_hooked_already_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_hooked_by_other_plugin_is_not_reported_changed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
     from sglang.srt.server_args import ServerArgs
 
@@ -149,7 +153,7 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
         ),
     ],
 )
-def test_what_is_not_as_it_was_is_refused_in_one_line(change: str, says: str) -> None:
+def test_changed_name_is_refused_in_one_line(change: str, says: str) -> None:
     done = warm.SGLANG.run("-c", CHANGED, change, env=ON)
     assert done.returncode == 2, done.stdout[-1000:] + done.stderr[-2000:]
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-laps: error: ")]
@@ -157,7 +161,7 @@ def test_what_is_not_as_it_was_is_refused_in_one_line(change: str, says: str) ->
     assert "served all the same" not in done.stdout
 
 
-def test_without_laps_seams_are_not_checked() -> None:
+def test_seams_are_not_checked_without_laps() -> None:
     change = "module.Scheduler.run_batch = lambda self, batches: None"
     done = warm.SGLANG.run("-c", CHANGED, change, env={"SGLANG_LAPS_SCHEDULER": ""})
     assert "served all the same" in done.stdout, done.stderr[-2000:]
@@ -175,7 +179,7 @@ print("served all the same")
 """
 
 
-def test_a_third_release_is_refused_with_the_name_that_differs(tmp_path: Path) -> None:
+def test_unknown_release_is_refused_with_changed_name(tmp_path: Path) -> None:
     info = tmp_path / "sglang-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9\n")
@@ -186,7 +190,7 @@ def test_a_third_release_is_refused_with_the_name_that_differs(tmp_path: Path) -
     assert "served all the same" not in done.stdout
 
 
-def test_each_release_has_an_environment_and_only_differences() -> None:
+def test_each_release_has_constraints_and_lists_only_differences() -> None:
     pins = {r: (REPO / f"constraints-{r}.txt").read_text().split() for r in list(compat.RELEASES)[:-1]}
     newest = (REPO / "constraints.txt").read_text().split()
     assert f"sglang=={list(compat.RELEASES)[-1]}" in newest
@@ -218,7 +222,7 @@ class Stock:
 
 
 @pytest.mark.parametrize(("laps", "loads", "sent"), [(True, 3, []), (True, -1, ["a"]), (None, 3, ["a"])])
-def test_the_guard_keeps_a_prefix_that_is_still_loaded(laps: Any, loads: int, sent: list[str]) -> None:
+def test_early_send_guard_holds_prefix_that_is_still_loading(laps: Any, loads: int, sent: list[str]) -> None:
     scheduler = type("Guarded", (compat.EarlySendGuard, Stock), {"laps": laps})()
     req = SimpleNamespace(rid="a", pending_bootstrap=False)
     scheduler.run_batch(SimpleNamespace(reqs=[req], hicache_consumer_index=loads))
@@ -239,7 +243,7 @@ module.Scheduler(None, None)
 """
 
 
-def test_a_hook_that_sglang_could_not_apply_is_refused_in_one_line() -> None:
+def test_failed_hook_is_refused_in_one_line() -> None:
     done = warm.SGLANG.run("-c", FAILS, env=ON)
     assert done.returncode == 2, done.stdout[-1000:] + done.stderr[-2000:]
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-laps: error: ")]

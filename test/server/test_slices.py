@@ -10,34 +10,34 @@ from typing import Any
 
 import http_load as load
 import pytest
-from rounds import until_seen
-from served import NORMAL_LOOP, Prefill, Reference, ids, on
+from rounds import repeat_until
+from served import NORMAL_LOOP, Prefill, Reference, random_prompt, run_on
 
-from .slicing import ask, came_amid, post, preemptions, setup, until_slices_run
+from .slicing import arrived_during, count_preemptions, post, request_body, slicing_setup, wait_until_slices_run
 
-LARGE = setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192")
-pytestmark = on(LARGE, setup("slices-overlap-512"))
+LARGE = slicing_setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192")
+pytestmark = run_on(LARGE, slicing_setup("slices-overlap-512"))
 
 
 def long_prompt(prefill: Prefill, seed: int) -> list[int]:
     """Return a prompt that takes a second or more: on a CPU each chunk attends to the whole prompt before it."""
-    return ids(seed, 9000 if prefill.setup is LARGE else 4500)
+    return random_prompt(seed, 9000 if prefill.setup is LARGE else 4500)
 
 
-def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:
-    before = preemptions(prefill)
+def test_random_preemption_keeps_tokens_correct(prefill: Prefill, reference: Reference) -> None:
+    before = count_preemptions(prefill)
 
-    def once(i: int) -> bool:
+    def attempt(i: int) -> bool:
         rng, seed = random.Random(3), 10_000 * i
-        document = ids(seed + 77, 1500)
-        prompts = [ids(seed + 100 + i, rng.choice((600, 1100, 2500, 4200))) for i in range(8)]
-        prompts += [ids(seed + 300 + i, rng.randint(5, 250)) for i in range(60)]
-        prompts += [document + ids(seed + 500 + i, rng.randint(5, 900)) for i in range(6)]
+        document = random_prompt(seed + 77, 1500)
+        prompts = [random_prompt(seed + 100 + i, rng.choice((600, 1100, 2500, 4200))) for i in range(8)]
+        prompts += [random_prompt(seed + 300 + i, rng.randint(5, 250)) for i in range(60)]
+        prompts += [document + random_prompt(seed + 500 + i, rng.randint(5, 900)) for i in range(6)]
 
         async def scenario() -> list[int]:
             async with load.session() as http:
-                assert (await post(http, prefill, ask(document)))[0] == 200
-                sent = [post(http, prefill, ask(p), rng.random() * 4.0) for p in prompts]
+                assert (await post(http, prefill, request_body(document)))[0] == 200
+                sent = [post(http, prefill, request_body(p), rng.random() * 4.0) for p in prompts]
                 answers = await asyncio.gather(*sent)
             assert all(status == 200 for status, _, _ in answers), answers
             assert sum(answer["meta_info"]["cached_tokens"] >= len(document) for _, answer, _ in answers) >= 2
@@ -46,26 +46,28 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
         got = asyncio.run(scenario())
         for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:
             assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
-        return preemptions(prefill) > before
+        return count_preemptions(prefill) > before
 
-    until_seen(once, "a batch preempts")
+    repeat_until(attempt, "a batch preempts")
     slices = prefill.get("/laps_status")["slices"]
     assert 0.0 <= slices.pop("pause_ms") < 100.0
     assert slices == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
 
 
-def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
-    prefill: Prefill, reference: Reference
-) -> None:
+def test_short_requests_share_steps_with_nearly_short_prompts(prefill: Prefill, reference: Reference) -> None:
     """With a chunk so large that all of them ran in one long step, a batch of its own would be earlier for each."""
     rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
     large = prefill.setup is LARGE
     for burst in range(8):
-        prompts = [ids(1000 * burst + i, rng.randint(257, 300) if i % 3 else rng.randint(5, 60)) for i in range(90)]
+        prompts = [
+            random_prompt(1000 * burst + i, rng.randint(257, 300) if i % 3 else rng.randint(5, 60)) for i in range(90)
+        ]
 
         async def scenario(prompts: list[list[int]]) -> list[int]:
             async with load.session() as http:
-                answers = await asyncio.gather(*(post(http, prefill, ask(p), rng.random() * 0.2) for p in prompts))
+                answers = await asyncio.gather(
+                    *(post(http, prefill, request_body(p), rng.random() * 0.2) for p in prompts)
+                )
             assert all(status == 200 for status, _, _ in answers), answers
             return [int(answer["output_ids"][0]) for _, answer, _ in answers]
 
@@ -77,31 +79,31 @@ def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
     raise AssertionError("no step was shared")
 
 
-def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> None:
+def test_short_request_is_answered_before_running_long_batch(prefill: Prefill) -> None:
     async def scenario(i: int) -> bool:
         async with load.session() as http:
-            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 1000 + i))))
-            await until_slices_run(http, prefill, long)
-            status, answer, at = await post(http, prefill, ask(ids(1100 + i, 40)))
+            long = asyncio.ensure_future(post(http, prefill, request_body(long_prompt(prefill, 1000 + i))))
+            await wait_until_slices_run(http, prefill, long)
+            status, answer, at = await post(http, prefill, request_body(random_prompt(1100 + i, 40)))
             assert status == 200, answer
-            return came_amid(answer, (await long)[1]) and (await long)[2] > at
+            return arrived_during(answer, (await long)[1]) and (await long)[2] > at
 
-    until_seen(lambda i: asyncio.run(scenario(i)), "a short request is answered before a long one that runs")
+    repeat_until(lambda i: asyncio.run(scenario(i)), "a short request is answered before a long one that runs")
 
 
-def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Prefill, reference: Reference) -> None:
+def test_flush_and_pause_leave_running_batch_correct(prefill: Prefill, reference: Reference) -> None:
     """Checks a flush, a pause and the requests after them."""
     prompt = long_prompt(prefill, 2)
 
     async def scenario() -> None:
         async with load.session() as http:
-            long = asyncio.ensure_future(post(http, prefill, ask(prompt)))
-            await until_slices_run(http, prefill, long)
+            long = asyncio.ensure_future(post(http, prefill, request_body(prompt)))
+            await wait_until_slices_run(http, prefill, long)
             async with http.post(prefill.server.url + "/flush_cache") as reply:
                 assert reply.status in (200, 400)  # 200: the batch had ended by then
             async with http.post(prefill.server.url + "/pause_generation", json={"mode": "in_place"}) as reply:
                 assert reply.status == 200
-            behind = asyncio.ensure_future(post(http, prefill, ask(ids(3, 30))))
+            behind = asyncio.ensure_future(post(http, prefill, request_body(random_prompt(3, 30))))
             await asyncio.sleep(0.3)
             assert not behind.done()
             async with http.post(prefill.server.url + "/continue_generation", json={}) as reply:
@@ -113,7 +115,7 @@ def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Pref
     asyncio.run(scenario())
 
 
-def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: Prefill) -> None:
+def test_control_requests_are_answered_while_long_batch_runs(prefill: Prefill) -> None:
     """Opens and closes a session, profiles and configures the server, which then still accepts new requests."""
     seen: set[str] = set()
 
@@ -129,14 +131,14 @@ def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: P
                     done[route] = begin, time.time()
                     return await reply.text()
 
-            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 2100 + i))))
-            await until_slices_run(http, prefill, long)
+            long = asyncio.ensure_future(post(http, prefill, request_body(long_prompt(prefill, 2100 + i))))
+            await wait_until_slices_run(http, prefill, long)
             session = json.loads(await ask_for("/open_session", capacity_of_str_len=1000))
             await ask_for("/start_profile", output_dir=str(prefill.folder), activities=["CPU"], start_step=1 << 40)
             await ask_for("/configure_logging", log_requests=False)
             await ask_for("/freeze_gc")
             await ask_for("/close_session", session_id=session)
-            status, answer, at = await post(http, prefill, ask(ids(2200 + i, 40)))
+            status, answer, at = await post(http, prefill, request_body(random_prompt(2200 + i, 40)))
             assert status == 200, answer
             done["a short request"] = answer["meta_info"]["request_received_ts"], at
             _, answer, end = await long
@@ -144,31 +146,39 @@ def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: P
         seen.update(what for what, (asked, at) in done.items() if begun <= asked and at < end)
         return seen == done.keys()
 
-    until_seen(lambda i: asyncio.run(scenario(i)), "each is answered while a long batch runs", lambda: seen)
+    repeat_until(lambda i: asyncio.run(scenario(i)), "each is answered while a long batch runs", lambda: seen)
 
 
-def test_logprobs_of_prompts_that_were_preempted(prefill: Prefill) -> None:
-    prompt = ids(4, 2500)
-    body = {**ask(prompt), "return_logprob": True, "logprob_start_len": len(prompt) - 50}
+def test_input_logprobs_are_equal_with_and_without_concurrent_prompts(prefill: Prefill) -> None:
+    prompt = random_prompt(4, 2500)
+    body = {**request_body(prompt), "return_logprob": True, "logprob_start_len": len(prompt) - 50}
 
     async def scenario(crowd: int) -> list[float]:
         async with load.session() as http:
-            others = [post(http, prefill, ask(ids(40 + i, 60)), 0.02 * i) for i in range(crowd)]
+            others = [post(http, prefill, request_body(random_prompt(40 + i, 60)), 0.02 * i) for i in range(crowd)]
             (_, answer, _), *_ = await asyncio.gather(post(http, prefill, body), *others)
             return [round(x[0], 3) for x in answer["meta_info"]["input_token_logprobs"][1:]]
 
-    assert asyncio.run(scenario(20)) == pytest.approx(asyncio.run(scenario(0)), abs=2e-3)
+    alone = asyncio.run(scenario(0))
+
+    def attempt(_: int) -> bool:
+        prefill.require_all_tokens_free()
+        before = count_preemptions(prefill)
+        assert asyncio.run(scenario(20)) == pytest.approx(alone, abs=2e-3)
+        return count_preemptions(prefill) > before
+
+    repeat_until(attempt, "a batch preempts")
 
 
 @pytest.mark.timeout(600)
-def test_aborts_of_all_ages_leave_nothing_behind(prefill: Prefill) -> None:
+def test_aborts_at_random_times_free_all_tokens_and_queues(prefill: Prefill) -> None:
     """300 mixed requests, a third aborted: waiting, parked, paused between slices, and preempting."""
     rng = random.Random(9)
 
     async def one(http: Any, i: int) -> str:
         await asyncio.sleep(rng.random() * 6.0)
-        prompt = ids(1000 + i, rng.randint(600, 4000) if i % 12 == 0 else rng.randint(5, 120))
-        sent = asyncio.ensure_future(post(http, prefill, ask(prompt, f"slices-{i}-x")))
+        prompt = random_prompt(1000 + i, rng.randint(600, 4000) if i % 12 == 0 else rng.randint(5, 120))
+        sent = asyncio.ensure_future(post(http, prefill, request_body(prompt, f"slices-{i}-x")))
         if i % 3 == 0:
             await asyncio.sleep(rng.choice((0.0, 0.02, 0.1, 0.5, 1.5)) * rng.random())
             async with http.post(prefill.server.url + "/abort_request", json={"rid": f"slices-{i}-x"}) as reply:
@@ -185,7 +195,7 @@ def test_aborts_of_all_ages_leave_nothing_behind(prefill: Prefill) -> None:
     ends = asyncio.run(storm())
     assert ends.count("length") >= 300 * 2 // 3
     assert ends.count("abort") > 0
-    prefill.all_tokens_are_free()
+    prefill.require_all_tokens_free()
     status = prefill.get("/laps_status")
     assert (status["parked"], status["in_progress"]) == (None, 0)
     assert [q["depth"] for q in status["queues"].values()] == [0, 0]

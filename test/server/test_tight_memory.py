@@ -21,7 +21,7 @@ from laps_plan.profile import Profile
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Alone, Cache, Loads, Prompt, adder, filled
+from .adders import Cache, LoadInquirer, Prompt, SingleRank, adder, fill_batch
 
 __all__ = ["adder"]
 THRESHOLD = 256
@@ -88,12 +88,12 @@ class Virtual:
 
     page_size = 1
     enable_staging = False
-    load_inquirer = Loads()
+    load_inquirer = LoadInquirer()
 
     def __post_init__(self) -> None:
         from sglang_laps.builder import Builder
 
-        alone: Any = Alone()
+        alone: Any = SingleRank()
         config = LapsConfig(length_basis="prompt")
         self.rng = random.Random(self.seed)
         self.cache = Cache(1, self.load.pool)
@@ -110,7 +110,7 @@ class Virtual:
     def stock(self, running: Any) -> Any:
         """Build the next batch as SGLang does."""
         make, queue, chunk = self.builder.adder, self.waiting_queue, self.chunked_prefill_size
-        made, self.chunked_req = filled(make, self.cache, queue, chunk, self.chunked_req)
+        made, self.chunked_req = fill_batch(make, self.cache, queue, chunk, self.chunked_req)
         assert self.cache.free >= 0
         reqs = made.can_run_list
         self.waiting_queue = [r for r in self.waiting_queue if r not in reqs]
@@ -197,7 +197,9 @@ class Virtual:
 
 
 @pytest.mark.parametrize("seed", range(10, 22))
-def test_nobody_waits_for_ever(seed: int, adder: Callable[[int, int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_gets_share_and_short_waits_stay_bounded(
+    seed: int, adder: Callable[[int, int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sglang_laps import builder, slices
 
     load = Load.random(seed)

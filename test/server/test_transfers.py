@@ -41,7 +41,7 @@ except KeyError:
 """
 
 
-def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks() -> None:
+def test_transfer_thread_survives_removal_of_transfer() -> None:
     on, off, stock = (run(TRANSFER_THREAD, env).stdout for env in (ON, OFF, STOCK))
     assert "thread 7 there" in on
     assert "thread 8 0" in on, on  # KVPoll.Failed
@@ -72,7 +72,7 @@ except KeyError:
 """
 
 
-def test_the_thread_that_hears_decode_servers_outlives_an_abort_that_comes_in_between() -> None:
+def test_decode_message_thread_survives_concurrent_abort() -> None:
     on, off, stock = (run(ROOMS, env) for env in (ON, OFF, STOCK))
     assert "heard {7: {'a decode server': 'its word'}} None" in on.stdout, on.stderr[-2000:]
     assert off.stdout == on.stdout
@@ -110,7 +110,7 @@ print("status", manager.request_status[7])
 """
 
 
-def test_what_a_decode_server_says_while_its_room_is_opened_is_heard() -> None:
+def test_decode_status_survives_opening_of_bootstrap_room() -> None:
     on, off, stock = (run(TWO_WRITERS, env) for env in (ON, OFF, STOCK))
     assert "status 2" in on.stdout, on.stdout + on.stderr[-2000:]  # KVPoll.WaitingForInput
     assert off.stdout == on.stdout

@@ -14,10 +14,10 @@ from benchmark.rig import checkpoints, model
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 EAGLE = ("qwen2", "llama")
-"""Architectures with an EAGLE draft in SGLang, for which ``draft`` makes one."""
+"""Architectures with an EAGLE draft in SGLang, for which ``make_draft`` makes one."""
 
 
-def lora(folder: Path, base: Path, seed: int) -> Path:
+def make_lora(folder: Path, base: Path, seed: int) -> Path:
     """Make a LoRA adapter (PEFT's format) of all attention projections of the checkpoint ``base`` and return its path.
 
     The adapter just changes most answers; sharper attention would amplify rounding errors beyond the tests' tolerance.
@@ -45,7 +45,7 @@ def lora(folder: Path, base: Path, seed: int) -> Path:
     return model.once(folder / f"{base.name}-adapter-{seed}", write)
 
 
-def merge(model: Any, adapter: Path) -> None:
+def merge_adapter(model: Any, adapter: Path) -> None:
     """Add an adapter to the weights of a model of transformers, as a server does."""
     from safetensors.torch import load_file
 
@@ -57,7 +57,7 @@ def merge(model: Any, adapter: Path) -> None:
             parameters[target].data += weights[name.replace("lora_A", "lora_B")] @ a * (ALPHA / RANK)
 
 
-def draft(folder: Path, name: str) -> Path:
+def make_draft(folder: Path, name: str) -> Path:
     """Make an EAGLE draft of one layer for the checkpoint of this name and return its path. Raises KeyError if the name
     is not in EAGLE."""
     if name not in EAGLE:
@@ -83,7 +83,7 @@ def draft(folder: Path, name: str) -> Path:
     return model.once(folder / f"{name}-eagle-{chosen.key}", write)
 
 
-def follower(folder: Path, base: Path) -> Path:
+def make_fitted_draft(folder: Path, base: Path) -> Path:
     """Make an EAGLE draft of one layer for the Qwen2 checkpoint ``base``, fitted to the checkpoint's own answers, and
     return its path. The draft's attention has little influence."""
 
@@ -92,7 +92,7 @@ def follower(folder: Path, base: Path) -> Path:
         from safetensors.torch import save_file
         from transformers import AutoConfig, Qwen2ForCausalLM
 
-        tokens, states, expected = _answers(base)[0]
+        tokens, states, expected = _collect_states(base)[0]
         given = torch.cat((tokens, states, torch.ones(len(tokens), 1)), -1)
         fitted = torch.linalg.lstsq(given, expected).solution
         config = AutoConfig.from_pretrained(base)
@@ -109,7 +109,7 @@ def follower(folder: Path, base: Path) -> Path:
     return model.once(folder / f"{base.name}-follower", write)
 
 
-def next_tokens(folder: Path, base: Path) -> Path:
+def make_mtp_layer(folder: Path, base: Path) -> Path:
     """Make the MTP layer with which the Qwen3-Next or Qwen3.5 checkpoint ``base`` predicts a further token, fitted to
     its own answers, and return the layer's path. The layer's attention has little influence."""
 
@@ -119,7 +119,7 @@ def next_tokens(folder: Path, base: Path) -> Path:
         from torch.nn.functional import rms_norm
         from transformers import AutoConfig
 
-        tokens, states, expected = _answers(base)[0]
+        tokens, states, expected = _collect_states(base)[0]
         config = AutoConfig.from_pretrained(base).get_text_config()
         size, written = config.hidden_size, load_file(base / "model.safetensors")
         given = torch.cat([rms_norm(x, (size,), eps=config.rms_norm_eps) for x in (tokens, states)], -1)
@@ -142,10 +142,10 @@ def next_tokens(folder: Path, base: Path) -> Path:
 
 
 STEPS = 3
-"""Number of layers that ``next_tokens_of_mimo`` makes, one for each further token."""
+"""Number of layers that ``make_mimo_mtp_layers`` makes, one for each further token."""
 
 
-def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
+def make_mimo_mtp_layers(folder: Path, base: Path) -> Path:
     """Make the MTP layers with which the MiMo-V2 checkpoint ``base`` predicts STEPS further tokens, fitted to its own
     answers, and return the layers' path. The layers' attention has little influence."""
 
@@ -158,7 +158,7 @@ def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
         config, written = AutoConfig.from_pretrained(base), load_file(base / "model.safetensors")
         size, norm = config.hidden_size, written["model.norm.weight"]
         weights = {n: written[n] for n in ("model.embed_tokens.weight", "lm_head.weight")}
-        for step, (tokens, states, expected) in enumerate(_answers(base, STEPS)):
+        for step, (tokens, states, expected) in enumerate(_collect_states(base, STEPS)):
             # The input of an MTP layer is the state before the target's last norm; the layer normalizes it itself.
             given = torch.cat([rms_norm(x, (size,)) for x in (tokens, states / norm)], -1)
             fitted = torch.linalg.lstsq(given, expected / norm).solution
@@ -180,7 +180,7 @@ def next_tokens_of_mimo(folder: Path, base: Path) -> Path:
     return model.once(folder / f"{base.name}-mtp", write)
 
 
-def _answers(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
+def _collect_states(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
     """Return, for each of ``steps`` draft steps, inputs and result from many answers of the checkpoint ``base``: the
     embedding of the newest token, the state at the draft's start, the state after the newest token ([tokens, size])."""
     import torch
@@ -199,7 +199,7 @@ def _answers(base: Path, steps: int = 1) -> list[tuple[Any, Any, Any]]:
     ]
 
 
-def eagle3(folder: Path, base: Path) -> Path:
+def make_eagle3_draft(folder: Path, base: Path) -> Path:
     """Make an EAGLE3 draft of one layer with random weights for the checkpoint ``base`` and return its path."""
 
     def write(tmp: Path) -> None:

@@ -36,7 +36,7 @@ class Page:
         await self._socket.send_json({"id": self._sent, "method": method, "params": params})
         async with asyncio.timeout(180):
             while (answer := await self._socket.receive_json()).get("id") != self._sent:
-                self._note(answer)
+                self._collect_error(answer)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']}")
         found: dict[str, Any] = answer["result"]
@@ -47,14 +47,14 @@ class Page:
         await self.send("Runtime.enable")
         await self.send("Log.enable")
 
-    def _note(self, event: dict[str, Any]) -> None:
-        what, said = event.get("method"), event.get("params", {})
-        if what == "Runtime.exceptionThrown":
-            self.errors.append(str(said["exceptionDetails"]))
-        elif what == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
-            self.errors.append(" ".join(str(a.get("value", a.get("description"))) for a in said["args"]))
-        elif what == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
-            self.errors.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
+    def _collect_error(self, event: dict[str, Any]) -> None:
+        method, params = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(str(params["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.errors.append(" ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     async def evaluate(self, script: str) -> Any:
         """Return the value of an expression; a promise is awaited. Raises RuntimeError if the expression throws."""
@@ -63,7 +63,7 @@ class Page:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    async def until(self, script: str, timeout_s: float = 180.0) -> None:
+    async def wait_until(self, script: str, timeout_s: float = 180.0) -> None:
         """Wait until the expression is true."""
         async with asyncio.timeout(timeout_s):
             while not await self.evaluate(script):
@@ -74,7 +74,7 @@ class Page:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.send("Emulation.setDeviceMetricsOverride", **size)
 
-    async def prefer(self, **media: str) -> None:
+    async def set_media_features(self, **media: str) -> None:
         """Set media features, such as ``prefers_color_scheme="dark"``."""
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
         await self.send("Emulation.setEmulatedMedia", features=features)
@@ -87,7 +87,7 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, folder: Path) -> AsyncIterator[Page]:
+async def open_page(url: str, folder: Path) -> AsyncIterator[Page]:
     """Open ``url`` in a new browser, which keeps its files in ``folder``."""
     assert CHROMIUM
     process = await asyncio.create_subprocess_exec(
@@ -100,9 +100,9 @@ async def opened(url: str, folder: Path) -> AsyncIterator[Page]:
             while not port.exists() or "\n" not in port.read_text():
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
-        at = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
+        address = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
         async with aiohttp.ClientSession() as client:
-            async with client.get(f"{at}/json/list") as r:
+            async with client.get(f"{address}/json/list") as r:
                 (target,) = [t for t in await r.json() if t["type"] == "page"]
             async with client.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                 page = Page(socket)

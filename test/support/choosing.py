@@ -9,7 +9,7 @@ from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask
 
 
-def send(pools: Pools, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
+def choose_and_record(pools: Pools, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
     """Choose a server for ``ask`` without a lease; record the choice unless the router would refuse it as too late."""
     choice = pools.choose(ask, avoid)
     if choice is not None and not choice.late_s:

@@ -27,21 +27,21 @@ class Request:
         return self.rid
 
 
-def requests(*names: str) -> list[Any]:
+def make_requests(*names: str) -> list[Any]:
     return [Request(name) for name in names]
 
 
-def core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
+def make_core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
     classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
-    me = LapsCore(Pacer(LapsConfig(), chunk_tokens=512, layers=28), classes, **more)
-    me.chunked.parked = list(parked)
-    return me
+    core = LapsCore(Pacer(LapsConfig(), chunk_tokens=512, layers=28), classes, **more)
+    core.chunked.parked = list(parked)
+    return core
 
 
-def flight(me: LapsCore, cut: Any = None, **more: Any) -> Flight:
+def make_flight(core: LapsCore, cut: Any = None, **more: Any) -> Flight:
     return Flight(cls=LONG, shape=[(400, 0)], batch=None, reqs=[Request("x", 400)], cut=cut, **more)
 
 
-def batch(*reqs: Any) -> Any:
+def make_batch(*reqs: Any) -> Any:
     lens = [r.seqlen - r.prefix_len for r in reqs]
     return SimpleNamespace(reqs=list(reqs), extend_lens=lens, prefix_lens=[r.prefix_len for r in reqs])

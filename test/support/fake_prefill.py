@@ -1,4 +1,4 @@
-"""A prefill server without a model: the page ``/laps`` as the plugin serves it, and made-up answers beside it."""
+"""A prefill server without a model: the page ``/laps`` as the plugin serves it, and synthetic answers beside it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,31 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.paper import pacer
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipts
-from made_up import History
 from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level
 from sglang_laps import view
+from synthetic_history import History
 
 Json = dict[str, Any]
 
 
 class FakePrefill:
-    """Prefill server that replays made-up histories in real time."""
+    """Prefill server that replays synthetic histories in real time."""
 
     def __init__(
-        self, *, ranks: int = 1, reason: str | None = None, empty: bool = False, missing: bool = False
+        self,
+        *,
+        ranks: int = 1,
+        reason: str | None = None,
+        empty: bool = False,
+        missing: bool = False,
+        seconds: float = 90.0,
     ) -> None:
-        """`reason`: why LAPS is off. `empty`: no request has arrived. `missing`: no receipts and no trace (404)."""
+        """`reason`: why LAPS is off. `empty`: no request has arrived. `missing`: no receipts and no trace (404).
+        `seconds`: length of the histories, of which 45 s have passed."""
         start_s = time.time() - 45.0
-        self.histories = [] if empty else [History(start_s, rank=rank) for rank in range(ranks)]
+        self.histories = [] if empty else [History(start_s, seconds, rank=rank) for rank in range(ranks)]
         self.ranks, self.reason, self.missing = ranks, reason, missing
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         self.url = ""
         self.ended = False
         """True to serve all receipts of the histories, regardless of the clock."""
@@ -48,7 +55,7 @@ class FakePrefill:
 
     def receipts(self, now: float) -> list[Any]:
         """Return the receipts until `now` (Unix time)."""
-        return [r for h in self.histories for r in h.receipts if self.ended or h.ended_s(r) <= now]
+        return [r for h in self.histories for r in h.receipts if self.ended or h.first_token_s(r) <= now]
 
     def status(self) -> Json:
         """Return the current answer of /laps_status."""
@@ -96,13 +103,13 @@ class FakePrefill:
         @app.get("/laps_status")
         @auth_level(AuthLevel.ADMIN_OPTIONAL)
         async def status() -> Json:
-            self.asked["status"] += 1
+            self.request_counts["status"] += 1
             return self.status()
 
         @app.get(f"/{RECEIPTS_ROUTE}")
         @auth_level(AuthLevel.ADMIN_OPTIONAL)
         async def receipts(request: Request, rid: str = "", slowest: int = 0, seconds: float = 0.0) -> Response:
-            self.asked["receipts"] += 1
+            self.request_counts["receipts"] += 1
             if self.missing:
                 raise HTTPException(404)
             now = time.time()
@@ -120,7 +127,7 @@ class FakePrefill:
         @app.get(f"/{TRACE_ROUTE}")
         @auth_level(AuthLevel.ADMIN_OPTIONAL)
         async def trace(seconds: float = 30.0) -> Json:
-            self.asked["trace"] += 1
+            self.request_counts["trace"] += 1
             if self.missing:
                 raise HTTPException(404)
             now = time.time()
@@ -134,7 +141,7 @@ class FakePrefill:
 
 
 @contextlib.asynccontextmanager
-async def serving(fake: FakePrefill, key: str | None = None, admin: str | None = None) -> AsyncIterator[FakePrefill]:
+async def serve(fake: FakePrefill, key: str | None = None, admin: str | None = None) -> AsyncIterator[FakePrefill]:
     """Serve ``fake`` on a free port."""
     config = uvicorn.Config(fake.application(key, admin), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)

@@ -27,9 +27,9 @@ FROM_HOST = ("aten::lift_fresh", "aten::lift_fresh_copy")
 EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
 TO_HOST = (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__array__)
 
-RUN_A_MODEL = {"sglang.srt.managers.scheduler", "benchmark.rig.runner"}
+MODEL_MODULES = {"sglang.srt.managers.scheduler", "benchmark.rig.runner"}
 """Modules that only processes with a model have imported when plugins are loaded."""
-REACH = 512
+MAX_LENGTH = 512
 """Longest sequence that the attention below computes (tokens); it gathers this many KV tokens for each request."""
 
 
@@ -37,13 +37,13 @@ class NotCapturable(RuntimeError):
     """Operation that a captured graph could not replay."""
 
 
-def spoil(value: Any) -> None:
+def fill_with_garbage(value: Any) -> None:
     """Fill unwritten memory with NaN or an absurd number."""
     if torch.is_tensor(value):
         value.fill_(torch.nan if value.is_floating_point() else 7 if value.dtype == torch.bool else -(1 << 20))
 
 
-class _Methods(TorchFunctionMode):
+class _MethodCheck(TorchFunctionMode):
     """Refuses tensor methods that copy values to the host without an operation."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +52,7 @@ class _Methods(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Record(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
@@ -70,13 +70,13 @@ class _Record(TorchDispatchMode):
             raise NotCapturable("a capture has a shape that depends on values: an index by a mask")
         out = func(*args, **kwargs)
         if name in EMPTY:
-            spoil(out)
+            fill_with_garbage(out)
         self._tape.add(func, args, kwargs, out, name in EMPTY)
         return out
 
 
 @dataclass(frozen=True)
-class _Made:
+class _TapedTensor:
     """Tensor that the tape makes, by its number in order of creation."""
 
     at: int
@@ -85,18 +85,18 @@ class _Made:
 class Tape:
     """Replacement for ``torch.cuda.CUDAGraph``."""
 
-    played = 0
+    replays = 0
     """Replays of all tapes."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Any, Any, list[_Made | None], bool]] = []
+        self._calls: list[tuple[Any, Any, list[_TapedTensor | None], bool]] = []
         self._last: dict[int, int] = {}
         self._made: Any = WeakIdKeyDictionary()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record every operation of the block on the tape."""
-        with _Methods(), _Record(self):
+        with _MethodCheck(), _Recorder(self):
             yield
         self._made = WeakIdKeyDictionary()
 
@@ -110,11 +110,11 @@ class Tape:
             return value if made is None else made
 
         inputs = tree_map(known, (args, kwargs))
-        outs: list[_Made | None] = []
+        outs: list[_TapedTensor | None] = []
         for value in tree_flatten(out)[0]:
             # An in-place operation returns its own argument.
             new = torch.is_tensor(value) and not any(value is a for a in tree_flatten((args, kwargs))[0])
-            outs.append(_Made(len(self._last)) if new else None)
+            outs.append(_TapedTensor(len(self._last)) if new else None)
             if new:
                 self._made[value] = outs[-1]
                 self._last[len(self._last)] = len(self._calls)
@@ -125,21 +125,21 @@ class Tape:
         made: dict[int, Any] = {}
 
         def now(value: Any) -> Any:
-            return made[value.at] if isinstance(value, _Made) else value
+            return made[value.at] if isinstance(value, _TapedTensor) else value
 
         with torch.no_grad():
             for i, (func, inputs, outs, empty) in enumerate(self._calls):
                 args, kwargs = tree_map(now, inputs)
                 found = func(*args, **kwargs)
                 if empty:
-                    spoil(found)
+                    fill_with_garbage(found)
                 for work in tree_flatten(found)[0]:
                     if isinstance(work, torch.ScriptObject):
                         cast(Any, work).wait()  # of a collective; on a device the stream would wait
                 made |= {o.at: v for o, v in zip(outs, tree_flatten(found)[0], strict=True) if o is not None}
                 for gone in [at for at in made if self._last[at] <= i]:
                     del made[gone]
-        Tape.played += 1
+        Tape.replays += 1
 
     def reset(self) -> None:
         """Clear the tape."""
@@ -180,7 +180,7 @@ def attention(runner: Any) -> Any:
             self.captured = False
 
         def can_run_prefill_cuda_graph(self, forward_batch: Any) -> bool:
-            return max(forward_batch.seq_lens_cpu.tolist()) <= REACH
+            return max(forward_batch.seq_lens_cpu.tolist()) <= MAX_LENGTH
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
             self.captured = False
@@ -200,7 +200,7 @@ def attention(runner: Any) -> Any:
             each = layer.tp_q_head_num // kvs[0].shape[1]
             at = torch.arange(rows.shape[0])[:, None]
             mine = (m.cu_seqlens_q[1:] <= at).sum(1, keepdim=True)
-            table = m.page_table[:, :REACH].long()
+            table = m.page_table[:, :MAX_LENGTH].long()
             count, reach = table.shape
             # Compare each row with the KV of every request; it attends only to its own request, up to its own position.
             slot, position = torch.arange(count).repeat_interleave(reach), torch.arange(reach).repeat(count)
@@ -221,7 +221,7 @@ def load() -> None:
     """Install tapes in processes that run a model on a CPU (entry point of the group ``sglang.srt.plugins``)."""
     from sglang_laps import graphs
 
-    if torch.cuda.is_available() or sys.modules.keys().isdisjoint(RUN_A_MODEL):
+    if torch.cuda.is_available() or sys.modules.keys().isdisjoint(MODEL_MODULES):
         return
     from sglang.srt.distributed import parallel_state
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS

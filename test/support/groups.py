@@ -17,7 +17,7 @@ COST = GroupCost(
 )  # fmt: skip
 
 
-def prompt(new: int, history: int = 0, since_s: float = 0.0, cost: GroupCost = COST) -> Prompt:
+def make_prompt(new: int, history: int = 0, since_s: float = 0.0, cost: GroupCost = COST) -> Prompt:
     """Return a request that arrived at ``since_s``."""
     return Prompt.of(cost, new, history, since_s, CHUNK)
 
@@ -35,10 +35,10 @@ class Group:
 
     def add(self, rank: int, new: int, history: int = 0) -> Prompt:
         """Add a request that arrives at a rank now."""
-        made = prompt(new, history, self.now, self.cost)
-        self.planners[rank].count_arrival(made.weight)
-        self.waiting[rank].append(made)
-        return made
+        prompt = make_prompt(new, history, self.now, self.cost)
+        self.planners[rank].count_arrival(prompt.weight)
+        self.waiting[rank].append(prompt)
+        return prompt
 
     def menu(self, rank: int) -> Menu:
         """Return the menu of a rank."""
@@ -74,8 +74,8 @@ class Group:
         return ran
 
 
-def fill(group: Group, lengths: Sequence[Sequence[tuple[int, int]]]) -> None:
+def add_prompts(group: Group, lengths: Sequence[Sequence[tuple[int, int]]]) -> None:
     """Add requests to each rank. ``lengths``: for each rank, (new, history) tokens of its requests."""
-    for rank, each in enumerate(lengths):
-        for new, history in each:
+    for rank, prompts in enumerate(lengths):
+        for new, history in prompts:
             group.add(rank, new, history)

@@ -18,7 +18,7 @@ REQUEST_LIMIT_S = 400.0
 
 
 @dataclass(slots=True)
-class Seen:
+class RequestRecord:
     """One request as seen by its client. Times in seconds; `at` counts from the start of the load."""
 
     kind: str
@@ -44,22 +44,22 @@ async def stream(
     kind: str,
     epoch: float,
     headers: dict[str, str] | None = None,
-) -> Seen:
+) -> RequestRecord:
     """Post `body` to an OpenAI-compatible route with streaming on; the first piece of text is the first token."""
     begin = time.perf_counter()
-    seen = Seen(kind, begin - epoch, None, 0.0)
+    record = RequestRecord(kind, begin - epoch, None, 0.0)
     pieces = []
     try:
         async with http.post(url, json={**body, "stream": True}, headers=headers) as reply:
             if reply.status != 200:
-                seen.error = f"HTTP {reply.status}: {(await reply.text())[:200]}"
+                record.error = f"HTTP {reply.status}: {(await reply.text())[:200]}"
             else:
                 async for line in reply.content:
                     if not line.startswith(b"data:") or line.strip() == b"data: [DONE]":
                         continue
                     event = json.loads(line[5:])
                     if "error" in event:
-                        seen.error = str(event["error"])[:200]
+                        record.error = str(event["error"])[:200]
                         break
                     for choice in event.get("choices", ()):
                         if (
@@ -67,15 +67,15 @@ async def stream(
                             or choice.get("text")
                             or choice.get("finish_reason")
                         ):
-                            if seen.ttft_s is None:
-                                seen.ttft_s = time.perf_counter() - begin
+                            if record.ttft_s is None:
+                                record.ttft_s = time.perf_counter() - begin
                             pieces.append((choice.get("delta") or {}).get("content") or choice.get("text") or "")
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:
-        seen.error = f"{type(e).__name__}: {e}"[:200]
-    seen.text, seen.total_s = "".join(pieces), time.perf_counter() - begin
-    if seen.ttft_s is None and seen.error is None:
-        seen.error = "the stream ended without a token"
-    return seen
+        record.error = f"{type(e).__name__}: {e}"[:200]
+    record.text, record.total_s = "".join(pieces), time.perf_counter() - begin
+    if record.ttft_s is None and record.error is None:
+        record.error = "the stream ended without a token"
+    return record
 
 
 async def prefill_only(
@@ -85,7 +85,7 @@ async def prefill_only(
     kind: str,
     epoch: float,
     custom_params: dict[str, Any] | None = None,
-) -> Seen:
+) -> RequestRecord:
     """Prefill `input_ids` on a prefill server alone, through SGLang's fake bootstrap host, to the first token."""
     params: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
     if custom_params:
@@ -96,16 +96,16 @@ async def prefill_only(
         **without_decode_server(random.getrandbits(62)),
     }
     begin = time.perf_counter()
-    seen = Seen(kind, begin - epoch, None, 0.0)
+    record = RequestRecord(kind, begin - epoch, None, 0.0)
     try:
         async with http.post(base_url + "/generate", json=body) as reply:
             answer = await reply.json()
             if reply.status == 200:
-                seen.ttft_s = time.perf_counter() - begin
-                seen.prompt_tokens = answer["meta_info"]["prompt_tokens"]
+                record.ttft_s = time.perf_counter() - begin
+                record.prompt_tokens = answer["meta_info"]["prompt_tokens"]
             else:
-                seen.error = f"HTTP {reply.status}: {str(answer)[:200]}"
+                record.error = f"HTTP {reply.status}: {str(answer)[:200]}"
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:
-        seen.error = f"{type(e).__name__}: {e}"[:200]
-    seen.total_s = time.perf_counter() - begin
-    return seen
+        record.error = f"{type(e).__name__}: {e}"[:200]
+    record.total_s = time.perf_counter() - begin
+    return record

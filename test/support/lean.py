@@ -13,11 +13,11 @@ from pathlib import Path
 
 GPU = Path("/dev/nvidiactl")
 NO_GPU = Path(__file__).parent / "no_gpu"
-MORE = "LAPS_MORE_MODELS" in os.environ
+MORE_MODELS = "LAPS_MORE_MODELS" in os.environ
 """True if the models of ``more_models`` are tested, too."""
-_LATE = ("falcon_h1", "granitemoehybrid")
-_MORE = (
-    *_LATE,
+_LATE_MODULES = ("falcon_h1", "granitemoehybrid")
+_MORE_MODULES = (
+    *_LATE_MODULES,
     *("apertus", "arcee", "commandr", "gemma", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "hunyuan_v3"),
     *("laguna", "mellum", "minicpm3", "ministral3", "mistral", "olmo2", "olmoe", "qwen3_5_text", "stablelm"),
     "starcoder2",
@@ -27,10 +27,10 @@ MODELS = (
     *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn", "llama_eagle3"),
     *("qwen2_5_vl", "qwen3_vl", "qwen3_next", "qwen3_next_mtp", "qwen3_5", "qwen3_5_mtp", "nemotron_h"),
     *("mimo_v2", "mimo_v2_nextn"),
-    *(_MORE if MORE else ()),
+    *(_MORE_MODULES if MORE_MODELS else ()),
 )
 """Models that the tests serve, as SGLang names their modules."""
-LATE = ("nemotron_h", *_LATE)
+LATE_IMPORTS = ("nemotron_h", *_LATE_MODULES)
 """Models whose import sets up the platform and Prometheus, which each server must do itself."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the environment variable that sets them at process start."""

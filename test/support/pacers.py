@@ -14,23 +14,23 @@ from laps_core.policy.predict import BATCH_TOKENS
 from laps_core.policy.types import Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
-F, TOKEN = 5e-3, 25e-6
+FIXED_S, TOKEN_S = 5e-3, 25e-6
 COSTS = st.one_of(st.just(0.0), st.floats(1e-12, 1e-2))
 """Coefficients of a latency model (seconds); 0 is one of them."""
 MODELS = st.builds(Coefficients, COSTS, COSTS, COSTS, COSTS, COSTS, st.sampled_from([0, 300]))
 """Latency models as any kind of steps can produce them; every term can be 0."""
 
 
-GAP = F / 0.25
+GAP = FIXED_S / 0.25
 
 
 LAYERS, CHUNK = 28, 8192
 
 
-KNOWN = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F))
+PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN_S, 0.0, 0.0, FIXED_S))
 
 
-def pacer(
+def make_pacer(
     *,
     known: bool = True,
     layers: int = LAYERS,
@@ -39,54 +39,60 @@ def pacer(
     unit: int = 1,
     **knobs: Any,
 ) -> Pacer:
-    """Return a pacer. If `known`, its latency model says that a step takes F + TOKEN * tokens (seconds)."""
+    """Return a pacer. If `known`, its latency model says that a step takes FIXED_S + TOKEN_S * tokens (seconds)."""
     config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})
-    model = KNOWN.model() if known else None
+    model = PROFILE.model() if known else None
     return Pacer(config, chunk_tokens=chunk, batch_tokens=batch_tokens, unit=unit, layers=layers, model=model)
 
 
-def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
+def short_prompt(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
     """Return a waiting short prompt. `key` only names the prompt for the reader."""
     return Waiting(tokens, 0, arrival, deadline)
 
 
-def long(
+def long_prompt(
     tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, priority: int = 0
 ) -> Waiting:
     return Waiting(tokens - done, done, since, deadline, tokens, done > 0, priority)
 
 
-def paused(left_s: float = 0.2, depth: int = 1, weight: float = 4.0) -> Paused:
+def paused_prompt(left_s: float = 0.2, depth: int = 1, weight: float = 4.0) -> Paused:
     """Return a paused long prompt; weight 4 means that the prompt takes 0.25 s alone."""
     return Paused(left_s, depth, weight=weight)
 
 
-def spend(gap: Gap, at: float) -> None:
+def use_up_preemptions(gap: Gap, at: float) -> None:
     """Use up all saved preemptions: from `at` on each short batch waits for its gap."""
     for _ in range(SAVED):
         gap.record_launch(at)
         gap.record_end(at, at)
 
 
-def launch(
-    me: Pacer, at: float, plan: Plan, *shape: tuple[int, int], stock: bool = False, within: bool = False
+def launch_batch(
+    pacer: Pacer, at: float, plan: Plan, *shape: tuple[int, int], stock: bool = False, within: bool = False
 ) -> Running:
     """Launch the first batch of the plan, with short prompts that share its step."""
     cls, shorts = plan.order[0], len(plan.picked)
     count = shorts if cls == SHORT else len(plan.long.picked) + shorts * plan.mixed
     short = range(shorts if cls == SHORT or plan.mixed else 0)
     sent = Running(cls=cls, shape=list(shape) or [(50, 0)] * count, short=short, within=within, stock=stock)
-    me.record_launch(at, sent, plan)
+    pacer.record_launch(at, sent, plan)
     return sent
 
 
-def run(
-    me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
+def run_batch(
+    pacer: Pacer,
+    plan: Plan,
+    begin: float,
+    end: float,
+    *shape: tuple[int, int],
+    stock: bool = True,
+    within: bool = False,
 ) -> None:
     """Launch and end the first batch of the plan."""
-    ended(me, launch(me, begin, plan, *shape, stock=stock, within=within), begin, end)
+    end_batch(pacer, launch_batch(pacer, begin, plan, *shape, stock=stock, within=within), begin, end)
 
 
-def ended(me: Pacer, sent: Running, begin: float, end: float, paused_s: float = 0.0) -> None:
+def end_batch(pacer: Pacer, sent: Running, begin: float, end: float, paused_s: float = 0.0) -> None:
     sent.started, sent.done, sent.paused_s = begin, end, paused_s
-    me.record_result(sent, None, end)
+    pacer.record_result(sent, None, end)

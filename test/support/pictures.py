@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ties import TIE
 
 from benchmark.rig import checkpoints, model
 
@@ -90,7 +93,7 @@ def _write(folder: Path, family: str) -> None:
     processor(image_processor=seen, tokenizer=tokenizer, video_processor=frames()).save_pretrained(folder)
 
 
-def picture(seed: int) -> str:
+def make_picture(seed: int) -> str:
     """Return a picture of random size and noise, as a data URL."""
     import numpy as np
     from PIL import Image
@@ -101,12 +104,12 @@ def picture(seed: int) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def prompt(rng: random.Random, words: Sequence[str], *, long: bool) -> tuple[str, tuple[str, ...]]:
+def make_prompt(rng: random.Random, words: Sequence[str], *, long: bool) -> tuple[str, tuple[str, ...]]:
     """Return a prompt and its pictures: 3 to 5 if ``long``, else at most 1. Half of the pictures repeat often."""
     count = rng.randrange(3, 6) if long else rng.randrange(2)
     seeds = [rng.choice((rng.randrange(6), rng.randrange(10**6))) for _ in range(count)]
     pages = [f"{' '.join(rng.choices(words, k=rng.randrange(9)))}{PLACE}" for _ in seeds]
-    return "".join(pages) + " ".join(rng.choices(words, k=rng.randrange(3, 30))), tuple(map(picture, seeds))
+    return "".join(pages) + " ".join(rng.choices(words, k=rng.randrange(3, 30))), tuple(map(make_picture, seeds))
 
 
 class Answers:
@@ -120,12 +123,18 @@ class Answers:
         self.processor: Any = AutoProcessor.from_pretrained(folder)
 
     def greedy(self, text: str, pictures: Sequence[str], tokens: int) -> list[int]:
-        """Return the next `tokens` ids after a prompt."""
+        """Return the next ids after a prompt: ``tokens`` ids, or fewer, up to the first tie.
+
+        At a tie (see ``TIE``) both tokens are right, and every later token depends on the choice.
+        """
         from PIL import Image
         from transformers import GenerationConfig
 
         seen = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in pictures]
         given = self.processor(text=[text], images=seen or None, return_tensors="pt")
-        ends = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=-1)
+        whole = {"output_logits": True, "return_dict_in_generate": True}
+        ends = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=-1, **whole)
         said = self._model.generate(**given, generation_config=ends)
-        return [int(t) for t in said[0, given["input_ids"].shape[1] :]]
+        best = [logits[0].topk(2) for logits in said.logits]
+        clear = itertools.takewhile(lambda two: two.values[0] - two.values[1] > TIE, best)
+        return [int(two.indices[0]) for two in clear]

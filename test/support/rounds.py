@@ -9,14 +9,16 @@ import pytest
 ROUNDS = 8
 
 
-def until_seen(once: Callable[[int], bool], what: str, told: Callable[[], object] = lambda: "") -> None:
-    """Call ``once`` with 0, 1, and so on until it returns True, that is, until it has seen ``what`` happen.
+def repeat_until(
+    attempt: Callable[[int], bool], event: str, describe: Callable[[], object] = lambda: "", rounds: int = ROUNDS
+) -> None:
+    """Call ``attempt`` with 0, 1, and so on until it returns True, that is, until it has seen ``event`` happen.
 
-    Fails the test after ``ROUNDS`` rounds, with ``told()`` in the message. For effects that a delayed machine can hide.
-    ``once`` must use new prompts in each round, because earlier prompts are cached. ``once`` must assert by itself, in
-    each round, what must never happen.
+    Fails the test after ``rounds`` rounds, with ``describe()`` in the message. For effects that a delayed machine can
+    hide. ``attempt`` must use new prompts in each round, because earlier prompts are cached. ``attempt`` must assert by
+    itself, in each round, what must never happen.
     """
-    for i in range(ROUNDS):
-        if once(i):
+    for i in range(rounds):
+        if attempt(i):
             return
-    pytest.fail(f"{what}: not in {ROUNDS} rounds; {told()}")
+    pytest.fail(f"{event}: not in {rounds} rounds; {describe()}")

@@ -30,19 +30,19 @@ from benchmark.rig import model, servers
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+FAST_HEALTH_CHECK = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 """Make a server report that it is ready right after its own warmup request. Otherwise its health route would
 wait a second for another token."""
-EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+FLOAT32_STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """Keep the convolution states of linear attention in float32 like everything else; the default is bfloat16."""
-SOON = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
+SHORT_HEARTBEAT = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
 """Let a decode server notice within 4 s (default: 10 s) that a prefill server is dead. Until then it busy-waits."""
 HICACHE = Path(__file__).with_name("hicache")
 """Plugin with which HiCache copies between device and host without a GPU."""
 FOLDER = "FOLDER"
 """Placeholder in a server's arguments for the server's own folder."""
 SHAPE = model.Shape()
-SEVERAL = "several"
+SEVERAL_SERVERS = "several"
 """Group of tests that need more than one server at a time; memory does not suffice for two such tests at once."""
 
 
@@ -55,41 +55,41 @@ class Setup:
     env: dict[str, str] = field(default_factory=dict, hash=False)
     shape: model.Shape | str = SHAPE
     """Shape of the Qwen2 model, or a name in ``architectures.NAMES``."""
-    more: Callable[[Path], Sequence[str]] | None = None
+    extra_args: Callable[[Path], Sequence[str]] | None = None
     """Function that returns further arguments for a checkpoint's folder, such as paths of adapters made beside it."""
     mode: str = "prefill"
     """Mode argument of ``servers.sglang``."""
     group: str | None = None
-    """Group of setups whose tests run in one process, one setup after another, and share the servers of ``Beside``."""
+    """Group of setups whose tests run in one process, one setup after another, and share the ``SharedServers``."""
 
 
-STOCK = Setup("stock", NORMAL_LOOP, group=SEVERAL)
-NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=SEVERAL)
-OVERLAP = Setup("overlap", LAPS, group=SEVERAL)
+STOCK = Setup("stock", NORMAL_LOOP, group=SEVERAL_SERVERS)
+NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=SEVERAL_SERVERS)
+OVERLAP = Setup("overlap", LAPS, group=SEVERAL_SERVERS)
 NO_PREFIX_CACHE = Setup(
     "no-prefix-cache",
     (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
 )
 """Server without a prefix cache, window or receipts."""
-SAVED = "model.json"
+SAVED_MODEL = "model.json"
 SLOW_WINDOW = Setup(
     "slow-window",
     (
         *(*LAPS, "--page-size", "64", "--chunked-prefill-size", "192", "--laps-wait-window-ms", "2000"),
-        *("--laps-config", json.dumps({"profile": f"{FOLDER}/{SAVED}"})),
+        *("--laps-config", json.dumps({"profile": f"{FOLDER}/{SAVED_MODEL}"})),
     ),
 )
 """Server with a window of 2 s and pages of 64 tokens, which saves its latency model."""
 
 
-def on(*setups: Setup) -> list[pytest.MarkDecorator]:
+def run_on(*setups: Setup) -> list[pytest.MarkDecorator]:
     """Return marks of a test (or a ``pytestmark``) that runs on each of these servers and must leave them unharmed."""
     ids = [f"{s.name}@{s.group}" if s.group else f"@{s.name}" for s in setups]
     each = pytest.mark.parametrize("prefill", setups, indirect=True, ids=ids, scope="session")
     return [each, pytest.mark.usefixtures("clean")]
 
 
-def checkpoint(shape: model.Shape | str = SHAPE) -> Path:
+def make_checkpoint(shape: model.Shape | str = SHAPE) -> Path:
     """Return the folder of the small model of this shape. A lock makes sure that only one process makes the model."""
     folder = Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,14 +102,14 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     """Return a prefill server that is not started. Its log is in ``folder``."""
     args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
-    made = checkpoint(setup.shape)
-    args += setup.more(made) if setup.more else ()
-    env = {**AT_ONCE, **EXACT, **servers.KEEP_MEMORY, **setup.env}
-    return servers.sglang(setup.mode, made, folder / "server.log", *args, env=env, name=name)
+    checkpoint = make_checkpoint(setup.shape)
+    args += setup.extra_args(checkpoint) if setup.extra_args else ()
+    env = {**FAST_HEALTH_CHECK, **FLOAT32_STATES, **servers.KEEP_MEMORY, **setup.env}
+    return servers.sglang(setup.mode, checkpoint, folder / "server.log", *args, env=env, name=name)
 
 
 @contextmanager
-def started(setup: Setup, folder: Path) -> Iterator[Prefill]:
+def run_prefill_server(setup: Setup, folder: Path) -> Iterator[Prefill]:
     """Run a prefill server."""
     server = prefill_server(setup, folder)
     try:
@@ -149,7 +149,7 @@ class Prefill:
         """Return the KV tokens held by requests or the prefix cache, over all ranks."""
         return sum(load["num_used_tokens"] for load in self.get("/v1/loads?include=core")["loads"])
 
-    def all_tokens_are_free(self, timeout_s: float = 180.0) -> None:
+    def require_all_tokens_free(self, timeout_s: float = 180.0) -> None:
         """Wait until nothing waits or runs, drop the prefix cache, and require every KV token to be free."""
         end, loads = time.monotonic() + timeout_s, None
         while time.monotonic() < end:  # the server refuses a flush until an aborted request is gone
@@ -160,7 +160,7 @@ class Prefill:
             time.sleep(0.2)
         raise AssertionError(f"not every token is free after {timeout_s:.0f} s: {loads}")
 
-    def must_be_clean(self) -> None:
+    def require_unharmed(self) -> None:
         """Require that the server is alive and that SGLang's own idle checker has found no leak."""
         assert self.server.alive(), self.server.last_line()
         log = self.server.log.read_text(errors="replace")
@@ -168,7 +168,7 @@ class Prefill:
         assert "Scheduler hit an exception" not in log
 
 
-class Beside:
+class SharedServers:
     """Servers beside the prefill servers of a group, started at first use and ended with the group."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Beside:
         self._decode: servers.Server | None = None
         self._ends = ExitStack()
 
-    def of(self, group: str | None) -> None:
+    def switch_to_group(self, group: str | None) -> None:
         """End the servers if they belong to another group."""
         if group != self.group:
             self.close()
@@ -191,7 +191,7 @@ class Beside:
         """Return the running decode server; start it at first use."""
         if self._decode is None:
             log = factory.mktemp("decode") / "server.log"
-            server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072", env=SOON)
+            server = servers.decode(make_checkpoint(), log, "--max-total-tokens", "131072", env=SHORT_HEARTBEAT)
             self._ends.enter_context(servers.running(server))
             self._decode = server
         return self._decode
@@ -215,15 +215,15 @@ class Reference:
             self.model.set_attn_implementation("eager")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
-    def apart(self, name: str) -> Reference:
+    def copy_as(self, name: str) -> Reference:
         """Return a copy whose model the caller can change; its answers are shared under ``name``."""
-        made = copy.copy(self)
-        made.model = copy.deepcopy(self.model)
-        made._found = self._found / name
-        made._found.mkdir(exist_ok=True)
-        return made
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        other._found = self._found / name
+        other._found.mkdir(exist_ok=True)
+        return other
 
-    def first(self, ids: list[int]) -> tuple[int, float]:
+    def next_token(self, ids: list[int]) -> tuple[int, float]:
         """Return the next id after `ids`, and the logarithm of its probability."""
         found = self._found / hashlib.sha256(repr(ids).encode()).hexdigest()
         if not found.exists():
@@ -235,10 +235,13 @@ class Reference:
         token, probability = json.loads(found.read_text())
         return token, probability
 
-    def after_each(self, ids: list[int], tokens: list[int]) -> list[int]:
-        """Return the greedy next id at each position of `tokens` after `ids`, in one pass: `tokens` itself if all are
-        greedy."""
-        return [int(t) for t in self.scores(ids, tokens).argmax(-1)] if tokens else []
+    def shortfall(self, ids: list[int], tokens: list[int]) -> float:
+        """Return how far the log-probability of a token of `tokens` after `ids` is below the best one there, at most:
+        0 if all are greedy."""
+        if not tokens:
+            return 0.0
+        scores = self.scores(ids, tokens)
+        return float((scores.max(-1).values - scores[range(len(tokens)), tokens]).max())
 
     def scores(self, ids: list[int], tokens: list[int]) -> Any:
         """Return log-probabilities of all ids at each position of `tokens` after `ids`: [tokens, ids]."""
@@ -249,7 +252,7 @@ class Reference:
     def greedy(self, ids: list[int], tokens: int) -> list[int]:
         """Return the next `tokens` ids after `ids`."""
         if tokens == 1:
-            return [self.first(ids)[0]]
+            return [self.next_token(ids)[0]]
         torch = self.torch
         out: list[int] = []
         with torch.inference_mode():
@@ -260,13 +263,13 @@ class Reference:
         return out
 
 
-def ids(seed: int, tokens: int) -> list[int]:
+def random_prompt(seed: int, tokens: int) -> list[int]:
     """Return a random prompt of `tokens` token ids."""
     rng = random.Random(seed)
     return [rng.randrange(3, 2000) for _ in range(tokens)]
 
 
-def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
+def request_body(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
     """Return a body for ``/generate`` that a prefill server answers without a decode server. `room`: bootstrap room."""
     body: dict[str, Any] = {
         "input_ids": prompt,
@@ -276,20 +279,20 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
     return body if rid is None else {**body, "rid": rid}
 
 
-async def in_progress(http: Any, prefill: Prefill) -> int:
+async def count_in_progress(http: Any, prefill: Prefill) -> int:
     """Return the number of long prompts that are between two chunks."""
     async with http.get(prefill.server.url + "/laps_status") as reply:
         return int((await reply.json())["in_progress"])
 
 
-async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: int) -> None:
+async def abort_everything(prefill: Prefill, prompts: list[list[int]], short_requests: int) -> None:
     """Send `prompts` and abort all requests once a prompt is between two chunks. If no prompt has been seen there, try
-    again with other prompts of these lengths. Then require answers to `after` short requests."""
+    again with other prompts of these lengths. Then require answers to `short_requests` short requests."""
     async with load.session() as http:
         for i in range(ROUNDS):
-            them = [[3 + (token + i) % 1997 for token in prompt] for prompt in prompts]
-            sending = asyncio.gather(*(send_all(prefill, [prompt]) for prompt in them), return_exceptions=True)
-            while not sending.done() and not (seen := await in_progress(http, prefill)):
+            fresh_prompts = [[3 + (token + i) % 1997 for token in prompt] for prompt in prompts]
+            sending = asyncio.gather(*(send_all(prefill, [prompt]) for prompt in fresh_prompts), return_exceptions=True)
+            while not sending.done() and not (seen := await count_in_progress(http, prefill)):
                 pass
             async with http.post(prefill.server.url + "/abort_request", json={"rid": "", "abort_all": True}) as reply:
                 assert reply.status == 200
@@ -297,19 +300,19 @@ async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: in
             if seen:
                 break
         assert seen, "none was in progress"
-    assert len(await send_all(prefill, [ids(i, 30) for i in range(after)])) == after
+    assert len(await send_all(prefill, [random_prompt(i, 30) for i in range(short_requests)])) == short_requests
 
 
 async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
     """Send all prompts within `spread_s` (seconds) and return the first token of each answer."""
     rng = random.Random(len(prompts))
 
-    async def one(http: Any, prompt: list[int]) -> int:
+    async def send_one(http: Any, prompt: list[int]) -> int:
         await asyncio.sleep(rng.random() * spread_s)
-        async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+        async with http.post(prefill.server.url + "/generate", json=request_body(rng.getrandbits(60), prompt)) as reply:
             answer = await reply.json()
             assert reply.status == 200, answer
             return int(answer["output_ids"][0])
 
     async with load.session() as http:
-        return list(await asyncio.gather(*(one(http, p) for p in prompts)))
+        return list(await asyncio.gather(*(send_one(http, p) for p in prompts)))

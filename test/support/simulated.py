@@ -12,7 +12,7 @@ PROFILE = Profile(
 )  # fmt: skip
 
 
-HOST = Profile(
+HOST_PROFILE = Profile(
     name="host", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), front_s=1e-3, poll_s=1e-4,
     front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, spread=(0.9, 1.0, 1.3),
 )  # fmt: skip

@@ -60,7 +60,7 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-class Sight(VisionAttention):
+class EncoderAttention(VisionAttention):
     """Attention of an encoder, which returns its rows unchanged."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, ran: Callable[[str], None]) -> None:
         super().__init__()
-        self.attn, self.mlp, self.ran = Sight(), nn.Linear(HIDDEN, HIDDEN), ran
+        self.attn, self.mlp, self.ran = EncoderAttention(), nn.Linear(HIDDEN, HIDDEN), ran
 
     def forward(self, x: torch.Tensor, *, windows: object) -> torch.Tensor:
         self.ran(f"encoder {len(x)}")
@@ -128,6 +128,7 @@ class Runner(SimpleNamespace):
             model=Model(layers, ran.append, encoder).requires_grad_(False),
             server_args=SimpleNamespace(mm_enable_dp_encoder=False),
             device=device,
+            device_timer=None,
             dtype=torch.float32,
             spec_algorithm=SpeculativeAlgorithm.NONE,
             lora_manager=None,

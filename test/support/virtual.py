@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _Jumping(selectors.SelectSelector):
+class _SkippingSelector(selectors.SelectSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -23,12 +23,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Event loop for timers only; a task that waits for real input never ends."""
 
     def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
+        self._skipping_selector = _SkippingSelector()
+        super().__init__(self._skipping_selector)
 
     def time(self) -> float:
         """Return the virtual time (seconds)."""
-        return self._jumping.now
+        return self._skipping_selector.now
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

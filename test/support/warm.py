@@ -27,34 +27,34 @@ from pathlib import Path
 from typing import Any
 
 import lean
-from understudies import MESSAGE
+from prefork import MAX_MESSAGE_BYTES
 
 from benchmark.rig import servers
 from benchmark.rig.servers import execute
 
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-COLD = "LAPS_COLD_SERVERS"
-ADDRESS = "LAPS_WARM_ADDRESS"
-"""Environment variable with the socket address of the original process, which all processes of a test run share."""
-TRIES = 5
+COLD_VARIABLE = "LAPS_COLD_SERVERS"
+ADDRESS_VARIABLE = "LAPS_WARM_ADDRESS"
+"""Environment variable with the socket address of the fork server, which all processes of a test run share."""
+MAX_TRIES = 5
 HERE = Path(__file__).parent
-EARLY = ("OMP_NUM_THREADS", "LD_", "PYTHONUNBUFFERED", "TORCHDYNAMO_", "SGLANG_DISABLED_")
+IMPORT_VARIABLES = ("OMP_NUM_THREADS", "LD_", "PYTHONUNBUFFERED", "TORCHDYNAMO_", "SGLANG_DISABLED_")
 """Prefixes of variables that are read at Python's start or SGLang's import. Copies handle PYTHONPATH themselves."""
-ORIGINAL = HERE / "original.py"
+FORK_SERVER = HERE / "fork_server.py"
 
 
-def early(env: Mapping[str, str]) -> dict[str, str]:
+def import_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``env`` that are read by imports."""
-    return {name: value for name, value in env.items() if name.startswith(EARLY)}
+    return {name: value for name, value in env.items() if name.startswith(IMPORT_VARIABLES)}
 
 
-def benchmark(module: str) -> tuple[list[str], dict[str, str]]:
+def benchmark_command(module: str) -> tuple[list[str], dict[str, str]]:
     """Return command and environment to run a benchmark whose servers start as copies."""
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     return [sys.executable, "-m", "warm", module], {**os.environ, "PYTHONPATH": path}
 
 
-class Warm:
+class ForkServerClient:
     """Client of the process that has imported SGLang. The process starts at first use and ends with its last client."""
 
     def __init__(self) -> None:
@@ -65,11 +65,13 @@ class Warm:
         self, command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None
     ) -> servers.Process:
         """Start Python with ``-m``, ``-c`` or a script: as a copy, unless imports would see another environment."""
-        cold = os.environ.get(COLD) in ("1", *command) or lean.GPU.exists()  # CUDA does not survive a fork
-        if cold or command[0] != sys.executable or early(env) != early({**os.environ, **ENV}):
+        cold = os.environ.get(COLD_VARIABLE) in ("1", *command) or lean.GPU.exists()  # CUDA does not survive a fork
+        if cold or command[0] != sys.executable or import_variables(env) != import_variables({**os.environ, **ENV}):
             return execute(command, env, log, errors)
         files = {"log": str(log.absolute()), "errors": str(errors.absolute()) if errors else None}
-        return Started(self, self.ask({"argv": command[1:], "env": dict(env), "cwd": os.getcwd(), **files}))
+        return ForkedProcess(
+            self, self.send_request({"argv": command[1:], "env": dict(env), "cwd": os.getcwd(), **files})
+        )
 
     def run(
         self, *command: str, timeout: float = 500.0, env: Mapping[str, str] | None = None
@@ -85,52 +87,52 @@ class Warm:
                     os.kill(process.pid, signal.SIGKILL)
             return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
 
-    def ask(self, what: Any) -> Any:
-        """Send a request to the original and return its answer. Raises RuntimeError if no original answers."""
+    def send_request(self, request: Any) -> Any:
+        """Send a request to the fork server and return its answer. Raises RuntimeError if no fork server answers."""
         with self._lock, contextlib.suppress(ConnectionError):
-            self._control = control = self._control or self._join()
-            control.send(json.dumps(what).encode())
-            if answer := control.recv(MESSAGE):
+            self._control = control = self._control or self._connect()
+            control.send(json.dumps(request).encode())
+            if answer := control.recv(MAX_MESSAGE_BYTES):
                 return json.loads(answer)
-        raise RuntimeError(f"the process that imports SGLang has ended; {COLD}=1 does without it")
+        raise RuntimeError(f"the process that imports SGLang has ended; {COLD_VARIABLE}=1 does without it")
 
-    def _join(self) -> socket.socket:
-        address = "\0" + os.environ.setdefault(ADDRESS, f"laps-{uuid.uuid4()}")
-        for _ in range(TRIES):  # the previous original may be about to end
-            self._begin(address)
+    def _connect(self) -> socket.socket:
+        address = "\0" + os.environ.setdefault(ADDRESS_VARIABLE, f"laps-{uuid.uuid4()}")
+        for _ in range(MAX_TRIES):  # the previous fork server may be about to end
+            self._start_server(address)
             control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with contextlib.suppress(ConnectionError):
                 control.connect(address)
-                if control.recv(MESSAGE):
+                if control.recv(MAX_MESSAGE_BYTES):
                     return control
             control.close()
             time.sleep(0.1)
-        raise RuntimeError(f"the process that imports SGLang does not start; {COLD}=1 does without it")
+        raise RuntimeError(f"the process that imports SGLang does not start; {COLD_VARIABLE}=1 does without it")
 
-    def _begin(self, address: str) -> None:
-        """Start the original, unless another process has bound its address."""
+    def _start_server(self, address: str) -> None:
+        """Start the fork server, unless another process has bound its address."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             try:
                 listener.bind(address)
             except OSError:
                 return
             listener.listen()
-            # Not waited for: the original ends when its last client disconnects.
-            theirs = listener.fileno()
+            # Not waited for: the fork server ends when its last client disconnects.
+            descriptor = listener.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", ORIGINAL, str(theirs)],
-                env={**os.environ, **ENV}, stdin=subprocess.DEVNULL, pass_fds=[theirs], start_new_session=True,
+                [sys.executable, "-W", "ignore", FORK_SERVER, str(descriptor)],
+                env={**os.environ, **ENV}, stdin=subprocess.DEVNULL, pass_fds=[descriptor], start_new_session=True,
             )  # fmt: skip
 
 
-SGLANG = Warm()
+SGLANG = ForkServerClient()
 """Client that this process uses."""
 
 
-class Started:
+class ForkedProcess:
     """Copy that was started, with the interface of ``subprocess.Popen``."""
 
-    def __init__(self, warm: Warm, pid: int) -> None:
+    def __init__(self, warm: ForkServerClient, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._warm = warm
@@ -138,7 +140,7 @@ class Started:
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs."""
         if self.returncode is None:
-            self.returncode = self._warm.ask({"poll": self.pid})
+            self.returncode = self._warm.send_request({"poll": self.pid})
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

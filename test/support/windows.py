@@ -22,30 +22,30 @@ def predict(requests: Sequence[tuple[int, int]]) -> float:
     return FIXED_S + TOKEN_S * sum(new for new, _ in requests)
 
 
-def about(x: float) -> Any:
+def approximate(x: float) -> Any:
     """Return a value that equals ``x`` except for rounding, also inside compared objects."""
     return pytest.approx(x)
 
 
-def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None) -> Waiting:
+def short_prompt(at: float = 0.0, tokens: int = 100, deadline: float | None = None) -> Waiting:
     return Waiting(tokens, 0, at, deadline)
 
 
-def opened(config: LapsConfig | None = None) -> Window:
+def make_window(config: LapsConfig | None = None) -> Window:
     return Window(config or LapsConfig(), predict)
 
 
-def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int = 0) -> Plan:
+def release_plan(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int = 0) -> Plan:
     """Return the plan of a window that releases a batch."""
     return Plan((SHORT,), picked, account=Account(reason, waited_s, late))
 
 
-def held(until_s: float) -> Plan:
+def hold_plan(until_s: float) -> Plan:
     """Return the plan of a window that holds its batch until ``until_s``."""
     return Plan((), held="window", account=Account(until_s=until_s))
 
 
-class Told:
+class ReplaceablePrediction:
     """Latency prediction that a test can replace."""
 
     now: Predict = staticmethod(predict)
@@ -54,23 +54,23 @@ class Told:
         return self.now(requests)
 
 
-TOLD = Told()
+PREDICTION = ReplaceablePrediction()
 
 
-def made(config: LapsConfig | None = None) -> Window:
-    return Window(config or LapsConfig(), TOLD)
+def make_adjustable_window(config: LapsConfig | None = None) -> Window:
+    return Window(config or LapsConfig(), PREDICTION)
 
 
-def ask(
+def decide(
     window: Window, now: float, shorts: list[Waiting], *, predict: Predict = predict, token_budget: int = 8192
 ) -> Plan:
-    TOLD.now = predict
+    PREDICTION.now = predict
     return window.decide(now, shorts, token_budget=token_budget)
 
 
-def known_bursts() -> tuple[Window, float]:
+def window_after_bursts() -> tuple[Window, float]:
     """Return a window that expects seven more requests within 3 ms of the first, and the first's arrival time (now)."""
-    window, now = made(), 1.0
+    window, now = make_adjustable_window(), 1.0
     for _ in range(3):
         for i in range(8):
             window.record_arrivals(now + 0.4 * MS * i)
@@ -81,9 +81,9 @@ def known_bursts() -> tuple[Window, float]:
     return window, now
 
 
-def closed_loop(users: int) -> tuple[Window, float]:
+def window_after_closed_loop(users: int) -> tuple[Window, float]:
     """Return a window that has always served ``users`` clients together, and the time when their last batch ended."""
-    window, now = made(), 1.0
+    window, now = make_adjustable_window(), 1.0
     for _ in range(20):
         window.record_arrivals(now + 1 * MS, users)
         window.record_dispatch(now + 1 * MS, users, 0.0, "idle")
@@ -96,9 +96,9 @@ TICK = 1 / 1024
 """Time unit (seconds) whose sums have no rounding errors."""
 
 
-def taking_turns() -> tuple[Window, float]:
+def window_after_turns() -> tuple[Window, float]:
     """Return a window that has served two groups of two, which come back at unknown times while the other runs; now."""
-    window, at = made(), 1.0
+    window, at = make_adjustable_window(), 1.0
     for _ in range(30):
         window.record_dispatch(at, 2, 0.0, "idle")
         window.record_completion(at + 6 * TICK, 2)

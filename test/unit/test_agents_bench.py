@@ -16,19 +16,19 @@ S, LONGEST = SYSTEM_TOKENS, 65536
 PROFILE = Profile.load("h200-qwen3-8b")
 
 
-def test_a_session_goes_on_from_a_system_prompt() -> None:
+def test_rebased_sessions_start_from_system_prompt() -> None:
     found = rebased([Turn(100, 40_000, 0.0), Turn(50, 40_100, 1.0), Turn(7, 39_000, 1.0)])
     assert [(t.new, t.cached) for t in found] == [(100, S), (50, S + 100), (7, S)]
 
 
 @pytest.mark.parametrize("share", [0.4, 0.8])
-def test_as_much_is_asked_for_as_is_said(share: float) -> None:
+def test_arrivals_offer_about_requested_load(share: float) -> None:
     offered = [work_s(arrivals(LONGEST, share, 4, 600.0, PROFILE, f"{i}"), PROFILE) / 4 / 600.0 for i in range(8)]
     # Sessions that start late end after the span.
     assert 0.7 * share < sum(offered) / len(offered) < 1.1 * share
 
 
-def test_turns_wait_for_answers_and_are_beginnings_of_one_prompt() -> None:
+def test_most_turns_follow_another_and_share_its_prompt_prefix() -> None:
     jobs = arrivals(LONGEST, 0.7, 4, 60.0, PROFILE, "1")
     sent = prompts(LONGEST, 1).bodies(jobs, 1)
     asked = [json.loads(raw.split(b"\r\n\r\n", 1)[1])["input_ids"] for raw in sent]
@@ -40,7 +40,7 @@ def test_turns_wait_for_answers_and_are_beginnings_of_one_prompt() -> None:
         assert len(asked[i]) == jobs[i].cached + jobs[i].new <= LONGEST
 
 
-def test_what_one_cache_would_have() -> None:
+def test_kept_at_best_sums_cached_tokens_of_single_cache() -> None:
     def job(stream: int, new: int, cached: int) -> Job:
         return Job(0.0, new, cached, stream, continues_stream=True)
 
@@ -49,7 +49,7 @@ def test_what_one_cache_would_have() -> None:
     assert kept_at_best(jobs) == 0 + S + (S + 100) + (S + 109)
 
 
-def test_a_session_is_named_in_a_header() -> None:
+def test_session_id_is_sent_in_routing_key_header() -> None:
     assert b"\r\nx-smg-routing-key: a\r\n" in request({}, headers={"x-smg-routing-key": "a"})
     assert b"routing" not in request({})
     raw = prompts(LONGEST, 1).bodies([Job(0.0, 5, stream=7)], 1, ("x-smg-routing-key", "session-0-"))[0]

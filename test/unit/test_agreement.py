@@ -57,7 +57,7 @@ class Server:
 
 
 @dataclass
-class Site:
+class Cluster:
     """The servers, and the arriving work of each class (in servers)."""
 
     servers: list[Server]
@@ -90,7 +90,7 @@ class Site:
 class Wire(Sessions):
     """Connections of one router to a Site, with delays and losses."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Cluster) -> None:
         super().__init__()
         self._site = site
 
@@ -112,10 +112,10 @@ class Wire(Sessions):
         return answer
 
 
-class Seat:
+class PoolDecider:
     """Part of a router that decides on pools; its clock is off by ``skew_s``."""
 
-    def __init__(self, site: Site, skew_s: float = 0.0, *, divided: bool = True) -> None:
+    def __init__(self, site: Cluster, skew_s: float = 0.0, *, divided: bool = True) -> None:
         config = AllocConfig(interval_s=PERIOD_S, initial_short=len(site.servers) // 2 if divided else None)
         loop = asyncio.get_running_loop()
 
@@ -127,7 +127,7 @@ class Seat:
         self.readers = [SignalReader(i, wire, 1.0) for i in self.pools.instances]
         self.moves = 0
         records = Records(self.pools, wire)
-        self.control = Control(self.pools, self.readers, records, config.pressure, self._note, clock)
+        self.control = Control(self.pools, self.readers, records, config, self._note, clock)
         self.task = asyncio.create_task(self.control.run())
 
     def _note(self, *told: Any) -> None:
@@ -141,7 +141,7 @@ def servers(n: int) -> list[Server]:
     return [Server(f"http://p{i:02}") for i in range(n)]
 
 
-def changes(site: Site) -> list[float]:
+def changes(site: Cluster) -> list[float]:
     """Return the times of all changes of servers' pools, without the first setting of each."""
     return sorted(at for s in site.servers for at, _ in s.changes[1:])
 
@@ -162,8 +162,8 @@ def needed(n: int) -> int:
     """Return the number of moves that a single router makes when ``more_short`` arrives."""
 
     async def alone() -> int:
-        site = Site(servers(n), even(n), random.Random(0))
-        seat = Seat(site, divided=n != 3)
+        site = Cluster(servers(n), even(n), random.Random(0))
+        seat = PoolDecider(site, divided=n != 3)
         await asyncio.sleep(20.0)
         site.work = more_short(n)
         await asyncio.sleep(120.0)
@@ -180,15 +180,15 @@ def needed(n: int) -> int:
     delay_s=st.sampled_from([0.0, 0.01, 0.2, 0.45]),
     late_s=st.lists(st.floats(0.0, 40.0), min_size=5, max_size=5),
 )
-def test_routers_agree_and_move_no_more_than_one_router_would(
+def test_routers_agree_and_make_at_most_one_extra_move(
     seed: int, routers: int, n: int, delay_s: float, late_s: Sequence[float]
 ) -> None:
     alone = needed(n)
 
     async def scenario() -> None:
         rng = random.Random(seed)
-        site = Site(servers(n), even(n), rng, delay_s)
-        seats = [Seat(site, rng.uniform(-1e6, 1e6), divided=n != 3)]
+        site = Cluster(servers(n), even(n), rng, delay_s)
+        seats = [PoolDecider(site, rng.uniform(-1e6, 1e6), divided=n != 3)]
         loop = asyncio.get_running_loop()
         starts = sorted(late_s[: routers - 1])
         ended = loop.time() + 100.0
@@ -198,7 +198,7 @@ def test_routers_agree_and_move_no_more_than_one_router_would(
                 site.work = more_short(n)
             if starts and loop.time() >= starts[0]:
                 starts.pop(0)
-                seats.append(Seat(site, rng.uniform(-1e6, 1e6), divided=n != 3))
+                seats.append(PoolDecider(site, rng.uniform(-1e6, 1e6), divided=n != 3))
                 # The first query takes as long as the way there and back.
                 await asyncio.sleep(2 * delay_s + 0.1)
             # Two signal periods, and the network time to query, to be refused a move, and to query again.
@@ -217,17 +217,17 @@ def test_routers_agree_and_move_no_more_than_one_router_would(
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**9))
-def test_lost_answers_and_restarts_do_not_make_routers_disagree_for_long(seed: int) -> None:
+def test_routers_agree_again_after_lost_answers_and_restarts(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
-        site = Site(servers(4), even(4), rng, 0.1, loss=0.1)
-        seats = [Seat(site, rng.uniform(-1e6, 1e6)) for _ in range(3)]
+        site = Cluster(servers(4), even(4), rng, 0.1, loss=0.1)
+        seats = [PoolDecider(site, rng.uniform(-1e6, 1e6)) for _ in range(3)]
         for _ in range(20):
             await asyncio.sleep(rng.uniform(1.0, 6.0))
             rng.choice(site.servers).record = PoolRecord()
             gone = seats.pop(rng.randrange(3))
             gone.task.cancel()
-            seats.append(Seat(site, rng.uniform(-1e6, 1e6)))
+            seats.append(PoolDecider(site, rng.uniform(-1e6, 1e6)))
             site.work = rng.choice([Work(2.4, 0.4), Work(0.4, 2.4)])
         site.work, site.loss = even(4), 0.0
         # One beat finds a server that has just restarted; another beat shows what it was told then.
@@ -242,15 +242,15 @@ def test_lost_answers_and_restarts_do_not_make_routers_disagree_for_long(seed: i
     virtual.run(scenario())
 
 
-def test_a_router_that_starts_late_takes_over_what_the_others_have_made() -> None:
+def test_late_router_adopts_existing_pools() -> None:
     async def scenario() -> None:
-        site = Site(servers(4), more_short(4), random.Random(1))
-        first = Seat(site)
+        site = Cluster(servers(4), more_short(4), random.Random(1))
+        first = PoolDecider(site)
         await asyncio.sleep(60.0)
         first.task.cancel()
         made = {s.url: s.record for s in site.servers}
         assert [r.assignment for r in made.values()].count("short") == 3
-        late = Seat(site)
+        late = PoolDecider(site)
         await asyncio.sleep(0.1)
         assert late.view() == {url: r.assignment for url, r in made.items()}
         await asyncio.sleep(60.0)
@@ -260,14 +260,14 @@ def test_a_router_that_starts_late_takes_over_what_the_others_have_made() -> Non
 
 
 @pytest.mark.parametrize("others_s", [0.0, 0.5, 2.4])
-def test_of_routers_that_decide_at_one_instant_for_different_servers_one_moves(others_s: float) -> None:
+def test_only_one_router_moves_when_several_choose_different_servers(others_s: float) -> None:
     assert needed(8) > 1
 
     async def scenario() -> None:
-        site = Site(servers(8), even(8), random.Random(1), delay_s=0.02)
-        seats = [Seat(site)]
+        site = Cluster(servers(8), even(8), random.Random(1), delay_s=0.02)
+        seats = [PoolDecider(site)]
         await asyncio.sleep(others_s)
-        seats += [Seat(site), Seat(site)]
+        seats += [PoolDecider(site), PoolDecider(site)]
         await asyncio.sleep(11.0)
         for seat, i in zip(seats, (5, 6, 7), strict=True):
             # For each router another server is the cheapest to move.
@@ -285,12 +285,14 @@ def test_of_routers_that_decide_at_one_instant_for_different_servers_one_moves(o
 
 
 @pytest.mark.parametrize("change", ["keeps", "writable"])
-def test_servers_that_keep_no_record_move_for_each_router_alone(change: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_router_moves_pools_by_itself_without_writable_records(
+    change: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        site = Site(servers(4), more_short(4), random.Random(1))
+        site = Cluster(servers(4), more_short(4), random.Random(1))
         for s in site.servers:
             setattr(s, change, False)
-        seats = [Seat(site), Seat(site)]
+        seats = [PoolDecider(site), PoolDecider(site)]
         await asyncio.sleep(60.0)
         assert [list(seat.view().values()).count("short") for seat in seats] == [3, 3]
         assert [seat.moves for seat in seats] == [1, 1]

@@ -7,7 +7,7 @@ from laps_core.config import ConfigError
 from laps_core.pools.config import AllocConfig
 
 
-def test_a_fleet_is_divided_from_the_start_where_a_number_or_the_preset_says_so() -> None:
+def test_initial_short_or_paper_preset_divides_fleet_from_start() -> None:
     assert [c.divided for c in (AllocConfig(), AllocConfig(initial_short=1), AllocConfig(preset="paper"))] == [
         False,
         True,
@@ -18,11 +18,9 @@ def test_a_fleet_is_divided_from_the_start_where_a_number_or_the_preset_says_so(
         1,
         2,
     ]
-    assert not AllocConfig().pressure.published
-    assert AllocConfig(preset="paper").pressure.published
 
 
-def test_a_fleet_without_fixed_pools_needs_one_server() -> None:
+def test_undivided_fleet_accepts_single_server() -> None:
     AllocConfig().check_instances(1)
 
 
@@ -39,7 +37,9 @@ def test_a_fleet_without_fixed_pools_needs_one_server() -> None:
         (AllocConfig(n_min=2, initial_short=1), 5, "initial_short: 1 must be from 2 to 3"),
     ],
 )
-def test_two_pools_need_servers_enough(config: AllocConfig, prefill: int, says: str | None) -> None:
+def test_check_instances_requires_enough_servers_for_two_pools(
+    config: AllocConfig, prefill: int, says: str | None
+) -> None:
     if says is None:
         config.check_instances(prefill)
         return

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from laps_core.receipts.receipt import META_KEY, RECEIPT_HEADER
 from sglang_laps import answering
-from sglang_laps.answering import Outside, OutsideTimes, ReceiptHeader
+from sglang_laps.answering import HeaderReceipt, Outside, OutsideTimes, ReceiptHeader
 
 ASKS = (RECEIPT_HEADER.encode(), b"1")
 
@@ -34,32 +34,32 @@ async def answers(state: Any, events: int) -> list[dict[str, Any]]:
     return [out async for out in answering._deliver_receipt(stock, None, None, state)]
 
 
-def fresh(created_s: float | None = None) -> Any:
+def make_state(created_s: float | None = None) -> Any:
     created = time.perf_counter() - 0.01 if created_s is None else created_s
     return SimpleNamespace(time_stats=SimpleNamespace(created_time=created))
 
 
-def test_a_receipt_leaves_once_with_the_time_until_the_answer() -> None:
-    first, *others = asyncio.run(answers(fresh(), 3))
+def test_receipt_is_sent_once_and_includes_time_until_answer() -> None:
+    first, *others = asyncio.run(answers(make_state(), 3))
     found = first["meta_info"][META_KEY]
     assert found["causes"]["computing"] == 2.0
     assert found["ttft_ms"] == round(sum(found["causes"].values()), 3) >= 10.0
     assert all(META_KEY not in out["meta_info"] for out in others)
 
 
-def test_a_clock_that_is_not_known_adds_nothing() -> None:
-    (only,) = asyncio.run(answers(fresh(0.0), 1))
+def test_unknown_creation_time_adds_nothing_to_receipt() -> None:
+    (only,) = asyncio.run(answers(make_state(0.0), 1))
     assert only["meta_info"][META_KEY] == receipt()
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_header_where_it_is_asked_for(asks: bool) -> None:
+def test_receipt_header_is_sent_only_on_request(asks: bool) -> None:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert bool(sent) is not asks  # the answer is held until the first token
-        state = fresh(time.perf_counter())
+        state = make_state(time.perf_counter())
         await asyncio.gather(*(asyncio.create_task(answers(state, 1)) for _ in range(1)))
         await send({"type": "http.response.body", "body": b"x"})
 
@@ -76,7 +76,17 @@ def test_a_header_where_it_is_asked_for(asks: bool) -> None:
         assert told["ttft_ms"] == round(sum(told["causes"].values()), 3)
 
 
-def test_what_is_kept_of_answers_is_bounded() -> None:
+def test_long_receipt_header_leaves_out_other_ids() -> None:
+    others = [{"rid": "\N{GRINNING FACE}" * 128, "tokens": 9, "ms": 1.0}] * 8
+    long = {**receipt(), "behind": others, "left_out": 3}
+    text = HeaderReceipt(long, False).as_header()
+    assert len(text) <= answering.LONGEST_HEADER
+    told = json.loads(text)
+    assert (told["rid"], told["behind"], told["left_out"]) == ("a", [], 11)
+    assert json.loads(HeaderReceipt({**long, "behind": others[:1]}, False).as_header())["left_out"] == 3
+
+
+def test_outside_times_drop_oldest_entry_when_full() -> None:
     kept = OutsideTimes(2)
     for rid in ("a", "b", "c"):
         kept.add(rid, Outside(1000, 2000))
@@ -84,8 +94,8 @@ def test_what_is_kept_of_answers_is_bounded() -> None:
     assert kept.complete(receipt("c"))["causes"] == {"computing": 2.0, "tokenizing": 1.0, "answering": 2.0}
 
 
-def test_spans_have_the_causes() -> None:
-    state = fresh()
+def test_span_attributes_include_receipt_causes() -> None:
+    state = make_state()
     assert answering._attributes({"a": 1}, None, state) == {"a": 1}
     state.laps_receipt = receipt()
     assert answering._attributes({}, None, state) == {"laps.causes_ms.computing": 2.0, "laps.behind": []}

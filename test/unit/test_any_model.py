@@ -42,7 +42,7 @@ breaks = st.builds(
     layers=st.sampled_from([0, 28]), even=st.booleans(), rounds=st.lists(st.floats(0.0, 0.1), min_size=1, max_size=4),
     streams=st.integers(0, 40), step_s=COSTS,
 )  # fmt: skip
-def test_every_decision_is_made(
+def test_plans_and_quotes_are_valid_for_any_latency_model(
     model: Coefficients, short: list[Waiting], long: list[Waiting], paused: Paused | None, knobs: dict[str, Any],
     layers: int, even: bool, rounds: list[float], streams: int, step_s: float,
 ) -> None:  # fmt: skip

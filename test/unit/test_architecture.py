@@ -24,25 +24,25 @@ def drawn() -> dict[str, list[str]]:
     }
 
 
-def test_every_package_is_in_the_picture() -> None:
+def test_architecture_picture_shows_every_package() -> None:
     assert drawn().keys() == PACKAGES
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_rooms_in_the_picture_exist(package: str) -> None:
+def test_picture_names_only_existing_files_and_folders(package: str) -> None:
     (folder,) = (root / package for root in ROOTS if (root / package).is_dir())
     rooms = drawn()[package]
     assert rooms
     assert not [room for room in rooms if not (folder / room).exists()]
 
 
-def test_the_picture_is_in_the_document_and_readable_in_the_dark() -> None:
+def test_picture_is_embedded_and_supports_dark_mode() -> None:
     assert "](architecture.svg)" in (REPO / "docs" / "ARCHITECTURE.md").read_text()
     assert "prefers-color-scheme: dark" in (REPO / "docs" / "architecture.svg").read_text()
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_no_file_is_long(package: str) -> None:
+def test_files_do_not_exceed_line_limit(package: str) -> None:
     (folder,) = (root / package for root in ROOTS if (root / package).is_dir())
     lines = {str(file.relative_to(folder)): len(file.read_text().splitlines()) for file in folder.rglob("*.py")}
     assert lines

@@ -9,7 +9,7 @@ from benchmark.rig import FCFS, LAPS
 from benchmark.rig.model import REPO
 
 
-def test_the_arrivals_of_a_piece_are_simulated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_replays_gpu_arrivals_and_matches_mean_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "WORKLOADS", ("code",))
     piece = gpu.measure(gpu.COMMAND.parse(["--from", str(REPO / "benchmark" / "report")]))
     of = piece.data["code"]
@@ -20,6 +20,6 @@ def test_the_arrivals_of_a_piece_are_simulated_anew(monkeypatch: pytest.MonkeyPa
     assert all(0.5 < f.value < 1.0 for f in piece.figures)
 
 
-def test_a_piece_that_is_not_there_is_named(tmp_path: object) -> None:
+def test_error_names_missing_gpu_result(tmp_path: object) -> None:
     with pytest.raises(OSError, match="gpu-mixed"):
         gpu.measure(gpu.COMMAND.parse(["--from", str(tmp_path)]))

@@ -22,7 +22,7 @@ def pacer() -> Pacer:
     return Pacer(LapsConfig(wait_window_ms=0.0), chunk_tokens=8192, layers=28)
 
 
-def test_one_batch_after_the_other(pacer: Pacer) -> None:
+def test_device_time_of_consecutive_batches_does_not_overlap(pacer: Pacer) -> None:
     assert pacer.record_result(batch(11.0, 11.5), None, 12.0) == 0.5
     assert pacer.record_result(batch(11.25, 12.25), None, 12.5) == 0.75, "it was sent while the first one ran"
     assert pacer.record_result(batch(13.0, None), None, 13.5) == 0.5, "done as its result is processed"
@@ -33,7 +33,7 @@ def test_one_batch_after_the_other(pacer: Pacer) -> None:
     assert pacer.busy.share(14.0) == pytest.approx(busy.share(14.0))
 
 
-def test_a_batch_within_another_costs_that_one_nothing(pacer: Pacer) -> None:
+def test_batch_in_pause_is_not_charged_to_paused_batch(pacer: Pacer) -> None:
     below, between = batch(11.0, 13.0), batch(11.25, 12.25, within=True)
     assert pacer.record_result(batch(11.5, 11.75, within=True, short=True), between, 11.75) == 0.25
     assert pacer.record_result(between, below, 12.25) == 0.75

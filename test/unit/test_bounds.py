@@ -164,7 +164,7 @@ class Toy:
         self.ran.append(batch)
 
 
-def played(jobs: list[Job]) -> Feed:
+def feed_at_arrivals(jobs: list[Job]) -> Feed:
     """Return a feed of these jobs at their arrival times."""
     coming = sorted(jobs, key=lambda j: j.arrival)
 
@@ -184,15 +184,15 @@ layers = st.sampled_from([0, LAYERS])
 orders = st.sampled_from(["least-work", "least-work", "fcfs", "lars"])
 
 
-def made(spec: list[tuple[int, float]]) -> list[Job]:
+def make_jobs(spec: list[tuple[int, float]]) -> list[Job]:
     return [Job(tokens, at) for tokens, at in spec]
 
 
 @given(arrivals, layers, orders)
 @settings(deadline=None, max_examples=50)
-def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], layers: int, order: str) -> None:
-    jobs = made(spec)
-    toy = Toy(played(jobs), layers, {"order": order})
+def test_every_token_is_computed_exactly_once(spec: list[tuple[int, float]], layers: int, order: str) -> None:
+    jobs = make_jobs(spec)
+    toy = Toy(feed_at_arrivals(jobs), layers, {"order": order})
     toy.run(lambda toy: all(j.done == j.tokens for j in jobs), limit_s=60.0)
     computed = {id(j): 0 for j in jobs}
     for batch in toy.ran:
@@ -206,8 +206,8 @@ def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], l
 @settings(deadline=None, max_examples=20)
 def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers: int) -> None:
     def ends() -> list[float]:
-        jobs = made(spec)
-        Toy(played(jobs), layers).run(lambda _: all(j.done == j.tokens for j in jobs))
+        jobs = make_jobs(spec)
+        Toy(feed_at_arrivals(jobs), layers).run(lambda _: all(j.done == j.tokens for j in jobs))
         return [j.finished for j in jobs]
 
     assert ends() == ends()
@@ -215,9 +215,9 @@ def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers
 
 @given(arrivals, layers)
 @settings(deadline=None, max_examples=50)
-def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, float]], layers: int) -> None:
-    jobs = made(spec)
-    toy = Toy(played(jobs), layers)
+def test_device_is_never_idle_while_requests_wait(spec: list[tuple[int, float]], layers: int) -> None:
+    jobs = make_jobs(spec)
+    toy = Toy(feed_at_arrivals(jobs), layers)
     toy.run(lambda toy: all(j.done == j.tokens for j in jobs))
     last = max(toy.ran, key=lambda b: b.end)
     busy = sum(b.seconds for b in toy.ran)
@@ -231,12 +231,12 @@ def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, flo
     assert busy == pytest.approx(last.end - first - gaps, abs=1e-6)
 
 
-def saturated(
+def feed_saturating(
     shorts: int, tokens: int, longs: list[Job], small: int, least: int, most: int, slo_s: float | None = None
 ) -> Feed:
     """Return a feed that keeps `shorts` short requests of `tokens` waiting, each with this deadline, and `small` long
     prompts of `least` to `most` tokens. `longs` arrive at their times."""
-    rest, made = played(longs), 0
+    rest, made = feed_at_arrivals(longs), 0
 
     def feed(toy: Toy) -> list[Job]:
         nonlocal made
@@ -250,16 +250,16 @@ def saturated(
     return feed
 
 
-def longest(toy: Toy, cls: ClassName) -> float:
+def longest_batch_s(toy: Toy, cls: ClassName) -> float:
     return max((b.seconds for b in toy.ran if b.cls is cls), default=0.0)
 
 
-def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float, *, deadlines: bool) -> float:
+def long_ttft_bound_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float, *, deadlines: bool) -> float:
     """Return the bound of a prompt's TTFT (seconds). Guard: (A + B) / share of long time, where A is the batches of
     this and of earlier prompts, B the longest batch. Gap: of a time T, preempted work has (T - R - P) G / (G + R). R is
     a short batch, a batch of smaller prompts (with its own gap) and a run of urgent batches, P the saved preemptions.
     B is added once more for the batch that runs at the prompt's arrival."""
-    b, s = longest(toy, LONG), longest(toy, SHORT)
+    b, s = longest_batch_s(toy, LONG), longest_batch_s(toy, SHORT)
     s += max((x.seconds for x in toy.ran if x.cls is LONG and x.within), default=0.0)
     a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
     return ((a + 2.0 * b) / share + gap_s) * stretch(gap_s, s, deadlines=deadlines) + (SAVED - 1) * s
@@ -292,7 +292,7 @@ big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_si
     big=[(30_000, 0.0)], shorts=8, tokens=256, small=1, sizes=(257, 400), share=1.0, overhead=0.05, slo_s=0.08
 ).via("a deadline that always presses")
 @settings(deadline=None, max_examples=60)
-def test_no_long_prompt_waits_longer_than_promised(
+def test_ttft_of_long_prompts_stays_within_bound(
     big: list[tuple[int, float]],
     shorts: int,
     tokens: int,
@@ -303,21 +303,21 @@ def test_no_long_prompt_waits_longer_than_promised(
     slo_s: float | None,
 ) -> None:
     """The bound holds although smaller prompts and short requests, with or without deadlines, arrive forever."""
-    jobs = made(big)
+    jobs = make_jobs(big)
     knobs: dict[str, object] = {"guard": share, "preempt_overhead": overhead}
-    toy = Toy(saturated(shorts, tokens, jobs, small, *sizes, slo_s), knobs=knobs)
+    toy = Toy(feed_saturating(shorts, tokens, jobs, small, *sizes, slo_s), knobs=knobs)
     toy.run(lambda toy: all(j.finished >= 0.0 for j in jobs), limit_s=600.0)
     everyone = {id(j): j for b in toy.ran for j, _ in b.parts if j.cls is LONG}.values()
     for job in jobs:
         older = [j for j in everyone if j.arrival <= job.arrival and j is not job]
-        promised_s = promised_long_s(toy, job, older, share, F / overhead, deadlines=slo_s is not None)
+        promised_s = long_ttft_bound_s(toy, job, older, share, F / overhead, deadlines=slo_s is not None)
         assert job.finished - job.arrival <= promised_s
 
 
-def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
+def test_paused_prompt_finishes_despite_constant_preemption() -> None:
     """Short batches are as long as the gap; between two of them comes a prompt so small that overtaking always pays."""
     job = Job(16_000, 0.0)
-    toy = Toy(saturated(3, 256, [job], 1, 257, 400), knobs={"preempt_overhead": 1.0})
+    toy = Toy(feed_saturating(3, 256, [job], 1, 257, 400), knobs={"preempt_overhead": 1.0})
     toy.run(lambda toy: job.finished >= 0.0, limit_s=60.0)
 
 
@@ -329,32 +329,32 @@ def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
     overhead=st.sampled_from([0.05, 0.15, 1.0]),
 )
 @settings(deadline=None, max_examples=40)
-def test_short_requests_are_served_in_turn_and_wait_no_longer_than_promised(
+def test_short_requests_run_in_arrival_order_within_bound(
     shorts: int, tokens: int, small: int, sizes: tuple[int, int], overhead: float
 ) -> None:
     """A short batch waits for the gap, paused batches (if preempting does not pay), and the short batch before it."""
-    toy = Toy(saturated(shorts, tokens, [], small, *sizes), knobs={"preempt_overhead": overhead})
+    toy = Toy(feed_saturating(shorts, tokens, [], small, *sizes), knobs={"preempt_overhead": overhead})
     toy.run(lambda toy: toy.now > 6.0)
     served = sorted((j for b in toy.ran for j, _ in b.parts if j.cls is SHORT), key=lambda j: j.began)
     assert served
     assert [j.arrival for j in served] == sorted(j.arrival for j in served), "first come, first served"
-    turn_s = F / overhead + DEPTH * longest(toy, LONG) + longest(toy, SHORT)
+    turn_s = F / overhead + DEPTH * longest_batch_s(toy, LONG) + longest_batch_s(toy, SHORT)
     for job in served:
         batches = job.ahead // (CHUNK // 2 - THRESHOLD + 1)
         assert job.began - job.arrival <= (batches + 1) * turn_s + 1e-9
 
 
-def test_a_short_request_that_comes_within_a_long_batch_waits_for_a_slice() -> None:
+def test_short_request_preempts_long_batch_within_two_slices() -> None:
     short, prompt = Job(50, 0.05), Job(CHUNK, 0.0)
-    toy = Toy(played([short, prompt]))
+    toy = Toy(feed_at_arrivals([short, prompt]))
     toy.run(lambda toy: not toy.longs and short.finished >= 0.0 and prompt.finished >= 0.0)
     assert short.began - short.arrival <= 2 * 4e-3
     assert short.finished < prompt.finished
 
 
-def test_preempting_costs_no_more_than_its_share_of_the_device() -> None:
+def test_preemption_cost_stays_within_overhead_share() -> None:
     for overhead in (0.05, 0.15, 0.3):
-        toy = Toy(saturated(20, 50, [], 1, 20_000, 20_000), knobs={"preempt_overhead": overhead})
+        toy = Toy(feed_saturating(20, 50, [], 1, 20_000, 20_000), knobs={"preempt_overhead": overhead})
         toy.run(lambda toy: toy.now > 10.0)
         preempting = sum(b.running.preempts for b in toy.ran)
         assert preempting * F <= overhead * toy.now + F

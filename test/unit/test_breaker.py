@@ -12,13 +12,13 @@ class Clock:
         return self.now
 
 
-def broken() -> tuple[Breaker, Clock]:
+def open_breaker() -> tuple[Breaker, Clock]:
     clock = Clock()
     return Breaker(failures=3, successes=2, timeout_s=10, window_s=30, clock=clock), clock
 
 
-def test_a_breaker_opens_tries_and_closes() -> None:
-    b, clock = broken()
+def test_breaker_opens_half_opens_and_closes() -> None:
+    b, clock = open_breaker()
     for _ in range(3):
         assert b.admits()
         b.failed()
@@ -40,8 +40,8 @@ def test_a_breaker_opens_tries_and_closes() -> None:
     assert (b.state, b.enter()) == ("closed", False)
 
 
-def test_a_failure_on_trial_opens_it_again() -> None:
-    b, clock = broken()
+def test_failure_in_half_open_state_reopens_breaker() -> None:
+    b, clock = open_breaker()
     for _ in range(3):
         b.failed()
     clock.now = 10.0
@@ -54,8 +54,8 @@ def test_a_failure_on_trial_opens_it_again() -> None:
     assert b.admits()
 
 
-def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None:
-    b, clock = broken()
+def test_successes_offset_failures_and_old_failures_expire() -> None:
+    b, clock = open_breaker()
     for _ in range(20):
         b.failed()
         b.succeeded()
@@ -69,7 +69,7 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
     b.failed()
     b.failed()
     assert b.state == "open", "a failure of exactly so long ago counts"
-    b, clock = broken()
+    b, clock = open_breaker()
     # More failures than successes open the breaker, even if no two failures are consecutive.
     for _ in range(4):
         b.failed()
@@ -78,7 +78,7 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
     assert b.state == "open"
 
 
-def test_a_breaker_that_is_off_stays_closed() -> None:
+def test_disabled_breaker_stays_closed() -> None:
     b = Breaker(Clock(), failures=0)
     for _ in range(1000):
         b.failed()

@@ -8,7 +8,7 @@ import pytest
 from laps_core.busy import HORIZON_S, BusyMeter
 
 
-def test_a_busy_interval_counts_by_its_length_and_fades() -> None:
+def test_busy_share_grows_with_interval_length_and_decays() -> None:
     meter = BusyMeter()
     assert meter.share(7.0) == 0.0
     meter.add(100.0, 103.0)
@@ -20,7 +20,7 @@ def test_a_busy_interval_counts_by_its_length_and_fades() -> None:
     assert meter.share(106.0) == pytest.approx(busy * math.exp(-3 / HORIZON_S) + 1.0 - math.exp(-1 / HORIZON_S))
 
 
-def test_always_busy_is_one_and_time_backwards_is_no_time() -> None:
+def test_busy_share_saturates_at_one_and_ignores_backward_time() -> None:
     meter = BusyMeter()
     meter.add(0.0, 1000.0)
     assert meter.share(1000.0) == pytest.approx(1.0)

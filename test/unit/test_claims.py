@@ -21,18 +21,18 @@ def verdicts(mine: dict[str, Any], servers: int, model: str = "8b") -> dict[str,
     return {row[0].split(" (")[0]: row[3] for row in claims.rows(found, found, model, servers)}
 
 
-def test_all_that_is_reached_is_said_to_be() -> None:
+def test_reached_claims_are_reported_as_reached() -> None:
     found = verdicts(runs(14.0, 0.6, 0.0), 1)
     assert set(found.values()) == {"reached"}
     assert len(found) == 4
 
 
-def test_what_changes_nothing_reaches_nothing() -> None:
+def test_unchanged_figures_reach_no_claim() -> None:
     assert set(verdicts(runs(10.0, 1.0, 0.4), 1).values()) == {"not reached"}
     assert set(verdicts(runs(10.0, 1.0, 0.4), 4).values()) == {"not reached"}
 
 
-def test_each_claim_has_a_bar_of_its_own() -> None:
+def test_each_claim_has_separate_bar() -> None:
     found = verdicts(runs(11.0, 0.75, 0.0), 4)
     assert found["prefill latency -30% and more"] == "not reached"
     assert found["average latency -20% at the same requests/s"] == "reached"

@@ -5,41 +5,41 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from cores import Request, core
+from cores import Request, make_core
 from laps_core.config import LapsConfig
 from laps_core.deadline import REPLY_S
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from pacers import KNOWN
+from pacers import PROFILE
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
 
-def test_a_short_request_that_outgrew_its_class_waits_as_long_with_the_work_that_it_has() -> None:
-    me = core().classes
+def test_short_request_with_evicted_prefix_becomes_long() -> None:
+    core = make_core().classes
     req: Any = Request("s", 1000)
     req.laps_tag.new_tokens, req.laps_tag.history = 40, 960
     req.laps_tag.looked = 2
-    me.batches = 7
-    assert not me.outgrown(req, 256)
-    assert me.outgrown(req, 900)
+    core.batches = 7
+    assert not core.outgrown(req, 256)
+    assert core.outgrown(req, 900)
     # Long until a batch has run: classified again at once it could become short, and be refused forever.
     assert (req.laps_tag.new_tokens, req.laps_tag.history, req.laps_tag.looked) == (900, 100, 7)
-    assert me.class_of(req) is LONG
+    assert core.class_of(req) is LONG
 
 
-def test_what_the_builder_cannot_place_waits_as_long_however_short_it_is() -> None:
-    me = core().classes
+def test_unbuildable_short_request_waits_as_long_until_next_batch() -> None:
+    core = make_core().classes
     req: Any = Request("s", 40)
-    me.batches = 7
-    me.make_long(req, 40)
+    core.batches = 7
+    core.make_long(req, 40)
     queue = [req]
-    assert (me.views(queue).long, req.laps_tag.new_tokens) == (queue, 40)
-    me.batches = 8
-    assert me.views(queue).short == queue, "looked up again after a batch"
+    assert (core.views(queue).long, req.laps_tag.new_tokens) == (queue, 40)
+    core.batches = 8
+    assert core.views(queue).short == queue, "looked up again after a batch"
 
 
-def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() -> None:
+def test_prompt_length_basis_affects_class_but_not_planned_work() -> None:
     """A turn of 50 tokens on 30,000 cached tokens is long, but takes only as long as any 50 tokens."""
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
     req: Any = SimpleNamespace(
@@ -47,16 +47,16 @@ def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() ->
     )
     config = LapsConfig(length_basis="prompt")
     classes = Classes(config, 256, lambda _: 30_000, lambda: 5.0)
-    me = LapsCore(Pacer(config, chunk_tokens=512, layers=28, model=KNOWN.model()), classes)
-    queues = me.view_queues([req], None)
+    core = LapsCore(Pacer(config, chunk_tokens=512, layers=28, model=PROFILE.model()), classes)
+    queues = core.view_queues([req], None)
     assert queues.long == [req]
-    plan = me.decide(5.0, queues, None, frees_memory=False)
+    plan = core.decide(5.0, queues, None, frees_memory=False)
     assert plan.long.tokens == 50
     assert plan.long.layers == 0, "it is too small to be worth a pause"
-    assert me.classes.seen([req], 6.0)[LONG][0].new_tokens == 50
+    assert core.classes.seen([req], 6.0)[LONG][0].new_tokens == 50
 
 
-def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
+def test_arrival_time_is_valid_shortly_after_boot() -> None:
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
     params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
     req: Any = SimpleNamespace(time_stats=times, sampling_params=params, seqlen=40)
@@ -64,7 +64,7 @@ def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
     assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
 
 
-def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> None:
+def test_default_deadline_follows_class_at_arrival() -> None:
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.0)
     cached = 0
 
@@ -80,7 +80,7 @@ def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> Non
     assert long.laps_tag.deadline_s == 8.0 - REPLY_S
 
 
-def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
+def test_cached_prefix_makes_request_short() -> None:
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
     found = {"cached": 8990, "new": 0, "all of it": 9000}
 

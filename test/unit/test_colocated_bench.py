@@ -12,7 +12,7 @@ def rounds(**of: float) -> list[dict[str, float]]:
     return [{**dict.fromkeys(NAMES, 1.0), **of}] * 3
 
 
-def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
+def test_rivals_are_stock_settings_with_no_longer_token_gaps() -> None:
     a, b, c = (name for name in VARIANTS if name not in (LAPS, DEFAULT))
     seen = Comparison(
         {
@@ -32,7 +32,7 @@ def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
     assert not found["between tokens, longest, laps / target"].met
 
 
-def test_where_all_wait_longer_it_is_the_one_that_waits_least() -> None:
+def test_smoothest_stock_setting_is_rival_if_none_matches() -> None:
     names = [name for name in VARIANTS if name != LAPS]
     stock = {name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}
     seen = Comparison({LAPS: rounds(tbt_p99=0.01), **stock})

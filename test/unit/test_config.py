@@ -11,37 +11,37 @@ from laps_core.length import LONG, SHORT
 from sglang_laps import options
 
 
-def parsed(*argv: str) -> LapsConfig:
+def parse_config(*argv: str) -> LapsConfig:
     parser = argparse.ArgumentParser()
     options.add_flags(parser)
     return options.from_args(parser.parse_args(argv))
 
 
-def test_defaults() -> None:
-    config = parsed("--enable-laps-scheduler")
+def test_config_has_expected_defaults() -> None:
+    config = parse_config("--enable-laps-scheduler")
     assert (config.length_threshold, config.length_basis) == (256, "uncached")
     assert (config.order, config.guard, config.preempt_overhead, config.slice_ms) == ("least-work", 0.15, 0.25, 4.0)
 
 
-def test_flags_and_json() -> None:
-    config = parsed("--laps-length-threshold", "auto", "--laps-config", '{"guard": 0.5}')
+def test_flags_and_json_set_knobs() -> None:
+    config = parse_config("--laps-length-threshold", "auto", "--laps-config", '{"guard": 0.5}')
     assert (config.length_threshold, config.guard) == ("auto", 0.5)
 
 
-def test_one_deadline_for_all_or_one_for_each_class() -> None:
+def test_deadline_is_set_for_all_requests_or_per_class() -> None:
     for argv, both in (
         (("--laps-ttft-slo-ms", "400"), (0.4, 0.4)),
         (("--laps-ttft-slo-ms", "400,4000"), (0.4, 4.0)),
         (("--laps-config", '{"ttft_slo_ms": [400, 4000]}'), (0.4, 4.0)),
         ((), (None, None)),
     ):
-        config = parsed(*argv)
+        config = parse_config(*argv)
         assert (config.deadline_s(SHORT), config.deadline_s(LONG)) == both
         assert LapsConfig.parse({}, json.dumps(config.as_dict())) == config, "as scheduler processes read it"
 
 
-def test_limits_are_values_too() -> None:
-    config = parsed("--laps-length-threshold", "1", "--laps-config", '{"guard": 0, "slice_ms": 1000}')
+def test_limit_values_are_accepted() -> None:
+    config = parse_config("--laps-length-threshold", "1", "--laps-config", '{"guard": 0, "slice_ms": 1000}')
     assert (config.length_threshold, config.guard, config.slice_ms) == (1, 0, 1000)
 
 
@@ -74,6 +74,7 @@ def test_limits_are_values_too() -> None:
         (["--laps-config", '{"graph_lengths": 8}'], "--batch-prefill-seq-lengths: 8 is not a list"),
         (["--laps-config", '{"long_share": 0.5}'], "--laps-config: unknown key 'long_share'"),
         (["--laps-config", '{"guard": true}'], "--laps-config: guard: true is not"),
+        (["--laps-config", '{"guard": ' + "[" * 100_000], "--laps-config: not JSON: maximum recursion depth"),
         (["--laps-config", '{"guard": NaN}'], "--laps-config: guard: NaN is not"),
         (
             ["--laps-ttft-slo-ms", "5e-324"],
@@ -134,23 +135,25 @@ def test_limits_are_values_too() -> None:
         ),
     ],
 )
-def test_a_bad_value_is_one_line_that_names_the_flag(argv: list[str], says: str) -> None:
+def test_bad_value_error_is_one_line_naming_flag(argv: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as e:
-        parsed(*argv)
+        parse_config(*argv)
     assert str(e.value).startswith(says)
     assert "\n" not in str(e.value)
 
 
-def test_values_of_flags_and_of_json_are_of_the_knobs_type() -> None:
+def test_flag_and_json_values_have_knob_types() -> None:
     text = '{"slice_ms": 0, "graph_batches": [1, 2]}'
-    config = parsed("--laps-wait-window-ms", "7", "--batch-prefill-seq-lengths", "8,16", "32", "--laps-config", text)
+    config = parse_config(
+        "--laps-wait-window-ms", "7", "--batch-prefill-seq-lengths", "8,16", "32", "--laps-config", text
+    )
     assert (config.wait_window_ms, config.slice_ms) == (7.0, 0.0)
     assert (config.graph_lengths, config.graph_batches) == ((8, 16, 32), (1, 2))
     with pytest.raises(ConfigError, match="guard: 2 is not from 0 to 1"):
         LapsConfig(guard=2)
 
 
-def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_round_trips_through_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(options.ENV, "")
     config = LapsConfig(length_threshold=99, guard=0.1)
     options.to_env(config)
@@ -162,13 +165,13 @@ def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPat
         options.from_env({options.ENV: "nonsense"})
 
 
-def test_lengths_beyond_the_longest_are_left_out() -> None:
-    assert parsed("--batch-prefill-max-seq-len", "100").graph_lengths == (8, 16, 32, 64)
+def test_graph_lengths_above_maximum_are_dropped() -> None:
+    assert parse_config("--batch-prefill-max-seq-len", "100").graph_lengths == (8, 16, 32, 64)
     with pytest.raises(ConfigError, match="--batch-prefill-max-seq-len: 7 leaves no length of 8, 16"):
-        parsed("--batch-prefill-max-seq-len", "7")
+        parse_config("--batch-prefill-max-seq-len", "7")
     with pytest.raises(ConfigError, match="--batch-prefill-max-seq-len: many leaves no length"):
-        parsed("--batch-prefill-max-seq-len", "many")
+        parse_config("--batch-prefill-max-seq-len", "many")
 
 
-def test_a_server_has_seventeen_knobs_and_a_preset() -> None:
+def test_server_config_has_seventeen_knobs_and_preset() -> None:
     assert len(fields(LapsConfig)) == 17 + 1

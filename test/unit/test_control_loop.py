@@ -7,8 +7,9 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
+from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.protocol import Load
 
 PERIOD_S, SAMPLE_S = 5.0, 1.0
@@ -28,24 +29,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def loop(start_s: float = 0.0) -> PoolController:
-    return PoolController(PressureConfig(period_s=PERIOD_S), start_s)
+    return PoolController(AllocConfig(interval_s=PERIOD_S), start_s)
 
 
-def test_each_period_has_one_decision_at_the_beat_nearest_to_its_end(asked: list[float]) -> None:
+def test_each_period_decides_at_sample_nearest_to_period_end(asked: list[float]) -> None:
     made = loop(100.0)
     for i in range(21):
         made.step(100.0 + i * SAMPLE_S + (0.4 if i % 2 else -0.4), [])
     assert asked == [pytest.approx(100.0 + t) for t in (5.4, 9.6, 15.4, 19.6)]
 
 
-def test_beats_that_were_left_out_do_not_bring_decisions_one_after_another(asked: list[float]) -> None:
+def test_skipped_samples_do_not_cause_consecutive_decisions(asked: list[float]) -> None:
     made = loop()
     for now in (0.0, 33.0, 34.0, 34.9, 35.5, 36.0, 40.6):
         made.step(now, [])
     assert asked == [33.0, 35.5, 40.6]
 
 
-def test_for_three_periods_after_a_change_of_the_work_every_beat_decides(asked: list[float]) -> None:
+def test_every_sample_decides_for_three_periods_after_work_change(asked: list[float]) -> None:
     made = loop()
     for now in range(90):
         work = Work(0.1, 0.8) if now < 60 else Work(0.8, 0.1)
@@ -55,7 +56,7 @@ def test_for_three_periods_after_a_change_of_the_work_every_beat_decides(asked: 
 
 
 @given(st.lists(st.floats(0.01, 30.0), max_size=60))
-def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[float]) -> None:
+def test_decisions_keep_minimum_interval_for_any_timer(gaps: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         times: list[float] = []
 
@@ -71,8 +72,8 @@ def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[
     assert all(b - a >= (PERIOD_S - SAMPLE_S) / 2 - 1e-9 for a, b in itertools.pairwise(times))
 
 
-def test_a_move_is_handed_out() -> None:
-    made = PoolController(PressureConfig(period_s=PERIOD_S, divided=True))
+def test_step_returns_single_move_to_overloaded_pool() -> None:
+    made = PoolController(AllocConfig(interval_s=PERIOD_S, initial_short=1))
     busy = Load(backlog_tokens=50_000, slo_deviation=0.0, busy_share=0.0)
     signals = [InstanceSignals(name="a", pool="short", load=busy, busy=Work(1.0, 0.0))]
     signals += [InstanceSignals(name=name, pool="long") for name in "bc"]

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cores import Request, batch, core, flight, requests
+from cores import Request, make_batch, make_core, make_flight, make_requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
-from pacers import spend
+from pacers import use_up_preemptions
 from sglang_laps.flights import Part, Queues, Totals
 
 # -- decisions
@@ -26,139 +26,151 @@ from sglang_laps.flights import Part, Queues, Totals
         ([9], [2, 7], False, SHORT),
     ],
 )
-def test_priorities_come_before_classes(short: list[int], long: list[int], low_first: bool, first: Any) -> None:
+def test_priority_takes_precedence_over_class(short: list[int], long: list[int], low_first: bool, first: Any) -> None:
     sign = 1 if low_first else -1
-    me = core(priority=lambda r: sign * (r.priority or 0))
+    core = make_core(priority=lambda r: sign * (r.priority or 0))
     shorts = [Request("s", 50, priority=p) for p in short]
     longs = [Request("L", 900, priority=p) for p in long]
     # A preempting batch has just ended: without priorities it is the turn of long work.
-    me.pacer.gap.record_launch(0.99)
-    me.pacer.gap.record_end(0.99, 1.0)
-    plan = me.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
+    core.pacer.gap.record_launch(0.99)
+    core.pacer.gap.record_end(0.99, 1.0)
+    plan = core.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
 
 
 @pytest.mark.parametrize(("short", "goes"), [(2, False), (3, True), (4, True)])
-def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None:
-    me = core(priority=lambda r: -(r.priority or 0))
-    running = flight(me, layers=1)
+def test_lower_priority_does_not_preempt_paused_batch(short: int, goes: bool) -> None:
+    core = make_core(priority=lambda r: -(r.priority or 0))
+    running = make_flight(core, layers=1)
     running.reqs[0].priority = 3
-    me.under_way.append(running)
+    core.under_way.append(running)
     shorts = [Request("s", 50, priority=short)]
-    paused = me.paused(running, 20, 28)
+    paused = core.paused(running, 20, 28)
     assert paused.priority == -3
-    plan = me.decide(1.0, Queues(shorts, [], []), paused, frees_memory=False)
+    plan = core.decide(1.0, Queues(shorts, [], []), paused, frees_memory=False)
     assert plan.order == ((SHORT,) if goes else ())
 
 
 @pytest.mark.parametrize("by_priority", [True, False])
-def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
-    me = core(priority=(lambda r: 3) if by_priority else None)
-    spend(me.pacer.gap, 0.99)
-    me.pacer.gap.record_launch(0.99)
+def test_equal_or_disabled_priorities_keep_class_order(by_priority: bool) -> None:
+    core = make_core(priority=(lambda r: 3) if by_priority else None)
+    use_up_preemptions(core.pacer.gap, 0.99)
+    core.pacer.gap.record_launch(0.99)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
-    plan = me.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
+    plan = core.decide(1.0, Queues(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is LONG
 
 
 @pytest.mark.parametrize(("fetched", "goes_on"), [(900, True), (50, False)])
-def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_on: bool) -> None:
-    me = core()
-    me.lacking = True
+def test_short_requests_run_while_long_prompt_is_transferred(fetched: int, goes_on: bool) -> None:
+    core = make_core()
+    core.lacking = True
     queues, sent = Queues([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
-    plan = me.decide(1.0, queues, None, frees_memory=True, sent=sent)
+    plan = core.decide(1.0, queues, None, frees_memory=True, sent=sent)
     assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 
-def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
+def test_prompt_in_progress_is_ordered_by_remaining_tokens() -> None:
     held, parked, new = Request("P", 900, done=700), Request("Q", 5000, done=4000), Request("L", 600)
-    me = core([parked])
-    queues = me.view_queues([new], held)
+    core = make_core([parked])
+    queues = core.view_queues([new], held)
     assert (queues.short, queues.long, queues.begun) == ([], [held, parked, new], [held, parked])
-    plan = me.decide(1.0, queues, None, frees_memory=False)
+    plan = core.decide(1.0, queues, None, frees_memory=False)
     assert plan.long.picked[0] == 0, "200 tokens are left of it: the least work"
 
 
-def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
+def test_prompt_chunked_by_paused_batch_is_not_in_progress() -> None:
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
-    me = core([parked])
-    assert me.view_queues([], held).begun == [held, parked]
-    me.under_way.append(flight(me, held))
-    assert me.view_queues([], held).begun == me.view_queues([], held).long == [parked]
+    core = make_core([parked])
+    assert core.view_queues([], held).begun == [held, parked]
+    core.under_way.append(make_flight(core, held))
+    assert core.view_queues([], held).begun == core.view_queues([], held).long == [parked]
 
 
-def test_what_is_paused_counts_every_batch_under_way() -> None:
-    me = core()
-    one = flight(me)
-    me.under_way += [flight(me), one]
-    paused = me.paused(one, 7, 28)
+def test_paused_depth_counts_all_batches_under_way() -> None:
+    core = make_core()
+    one = make_flight(core)
+    core.under_way += [make_flight(core), one]
+    paused = core.paused(one, 7, 28)
     assert (paused.depth, paused.left_s) == (2, float("inf")), "nothing is known of step times"
 
 
-def test_behind_more_requests_than_are_looked_at_a_high_priority_is_seen() -> None:
-    me = core(priority=lambda r: -(r.priority or 0))
+def test_high_priority_request_is_seen_beyond_lookahead() -> None:
+    core = make_core(priority=lambda r: -(r.priority or 0))
     for tokens, cls in ((50, SHORT), (900, LONG)):
         waiting = [Request(f"{i}", tokens, priority=1) for i in range(LOOKAHEAD)]
         for r in waiting:
             r.laps_tag.new_tokens = tokens
         urgent = Request("urgent", tokens, priority=9)
-        queues = me.view_queues([*waiting, urgent], None)
+        queues = core.view_queues([*waiting, urgent], None)
         view = queues.short if cls == SHORT else queues.long
         assert view[:3] == [urgent, *waiting[:2]]
-    running = flight(me, layers=1)
-    me.under_way.append(running)
+    running = make_flight(core, layers=1)
+    core.under_way.append(running)
     shorts = [Request(f"s{i}", 50, priority=0) for i in range(LOOKAHEAD)]
-    queues = me.view_queues([*shorts, Request("urgent", 50, priority=9)], None)
-    plan = me.decide(1.0, queues, me.paused(running, 20, 28), frees_memory=False)
+    queues = core.view_queues([*shorts, Request("urgent", 50, priority=9)], None)
+    plan = core.decide(1.0, queues, core.paused(running, 20, 28), frees_memory=False)
     assert queues.short[plan.picked[0]].rid == "urgent"
 
 
-def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
+def test_unready_long_prompts_are_skipped_until_next_batch() -> None:
     """With HiCache storage SGLang's builder skips a request until its pages have been fetched."""
     a, b, c = Request("a", 300), Request("b", 600), Request("c", 600)
-    me, queue = core(), [a, b, c]
+    core, queue = make_core(), [a, b, c]
 
     def nothing_built() -> list[str]:
-        queues = me.view_queues(queue, None)
-        plan = me.decide(1.0, queues, None, frees_memory=False)
-        shown = [r.rid for part in me.parts(plan, queues, beside=False) for r in part.queue]
-        assert me.lacking is False
+        queues = core.view_queues(queue, None)
+        plan = core.decide(1.0, queues, None, frees_memory=False)
+        shown = [r.rid for part in core.parts(plan, queues, beside=False) for r in part.queue]
+        assert core.lacking is False
         return shown
 
     assert nothing_built() == ["a"]
-    assert me.asks_again, "the overlap loop is to ask again"
+    assert core.asks_again, "the overlap loop is to ask again"
     assert nothing_built() == ["b"]
     assert nothing_built() == ["c"]
-    me.asks_again = False
+    core.asks_again = False
     assert nothing_built() == ["a"], "all were tried"
     part = Part(LONG, [b], None, 512, whole=False)
-    me.record_build(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
+    core.record_build(part, make_batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
     queue = [a, c]
     assert nothing_built() == ["a"], "tried first again after each batch"
     queue = [a]
     assert nothing_built() == ["a"], "the other was aborted"
 
 
-def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
+def test_long_prompt_is_not_skipped_while_no_request_may_start() -> None:
+    """At ``--max-running-requests`` SGLang's builder looks at no request, so none of them is known to be unready."""
     a, b = Request("a", 300), Request("b", 600)
-    me = core()
-    queues = me.view_queues([a, b], None)
-    for _ in me.parts(Plan((LONG,), long=LongBatch((0,), 300)), queues, beside=False):
-        me.lacking = True
-    assert (me.view_queues([a, b], None).long, me.asks_again) == ([a, b], False)
+    core = make_core()
+    core.considered = False
+    for _ in range(3):
+        queues = core.view_queues([a, b], None)
+        plan = core.decide(1.0, queues, None, frees_memory=False)
+        assert [[r.rid for r in part.queue] for part in core.parts(plan, queues, beside=False)] == [["a"]]
+        assert not core.asks_again
 
 
-def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory() -> None:
+def test_long_prompt_lacking_memory_is_not_skipped() -> None:
+    a, b = Request("a", 300), Request("b", 600)
+    core = make_core()
+    queues = core.view_queues([a, b], None)
+    for _ in core.parts(Plan((LONG,), long=LongBatch((0,), 300)), queues, beside=False):
+        core.lacking = True
+    assert (core.view_queues([a, b], None).long, core.asks_again) == ([a, b], False)
+
+
+def test_skipped_prompts_are_retried_after_memory_shortage() -> None:
     """Otherwise possibly no batch could ever run, if sessions hold the memory and the next turn was not ready."""
     a, b = Request("a", 300), Request("b", 600)
-    me = core()
+    core = make_core()
 
     def nothing_built(lacking: bool) -> list[str]:
-        queues = me.view_queues([a, b], None)
-        plan, shown = me.decide(1.0, queues, None, frees_memory=False), list[str]()
-        for part in me.parts(plan, queues, beside=False):
+        queues = core.view_queues([a, b], None)
+        plan, shown = core.decide(1.0, queues, None, frees_memory=False), list[str]()
+        for part in core.parts(plan, queues, beside=False):
             shown += [r.rid for r in part.queue]
-            me.note_lack(lacking)
+            core.lacking = lacking
         return shown
 
     assert nothing_built(False) == ["a"]
@@ -169,14 +181,14 @@ def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory
 # -- requests shown to the builder
 
 
-def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() -> None:
-    shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
-    me = core([parked])
+def test_builder_sees_only_picked_requests_in_pause() -> None:
+    shorts, longs, parked = make_requests("s1", "s2", "s3"), make_requests("L1", "L2"), Request("Q", 7000, done=600)
+    core = make_core([parked])
     queues = Queues(shorts, [parked, *longs], [parked])
 
     def parts(cls: Any, beside: bool) -> Any:
         plan = Plan((cls,), picked=(2, 0), long=LongBatch((1,), 300))
-        return [(p.queue, p.slot) for p in me.parts(plan, queues, beside=beside)]
+        return [(p.queue, p.slot) for p in core.parts(plan, queues, beside=beside)]
 
     # The builder fills a whole chunk, but beside the activations of the paused batch only half a chunk fits.
     assert parts(SHORT, True) == [([shorts[2], shorts[0]], None)]
@@ -186,151 +198,166 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
     assert parts(LONG, False) == [([longs[0]], None), ([], parked)]
 
 
-def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
-    shorts, long = requests("s1", "s2"), Request("L", 900)
+def test_mixed_plan_adds_short_requests_to_long_batch() -> None:
+    shorts, long = make_requests("s1", "s2"), Request("L", 900)
     plan = Plan((LONG,), picked=(1,), long=LongBatch((0,), 300), mixed=True)
-    (part,) = core().parts(plan, Queues(shorts, [long], []), beside=False)
+    (part,) = make_core().parts(plan, Queues(shorts, [long], []), beside=False)
     assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
 
 
-def test_the_memory_of_those_in_progress_is_kept() -> None:
+def test_kv_tokens_of_prompts_in_progress_are_reserved() -> None:
     held, parked, slot = Request("P", 900, done=100), Request("Q", 700, done=600), Request("R", 500, done=100)
-    me = core([parked, slot])
-    assert me.reserve(Part(SHORT, []), held) == 801 + 101 + 401
-    assert me.reserve(Part(LONG, [], slot, 200, whole=False), held) == 801 + 101
+    core = make_core([parked, slot])
+    assert core.reserve(Part(SHORT, []), held) == 801 + 101 + 401
+    assert core.reserve(Part(LONG, [], slot, 200, whole=False), held) == 801 + 101
 
 
 @pytest.mark.parametrize(
     ("tokens", "queued", "limit"), [(200, [], 200), (200, [70], 128), (200, [150], None), (0, [], None)]
 )
-def test_the_prompt_in_progress_gets_what_those_before_it_leave(
-    tokens: int, queued: list[int], limit: int | None
-) -> None:
+def test_prompt_in_progress_gets_remaining_token_budget(tokens: int, queued: list[int], limit: int | None) -> None:
     slot = Request("R", 5000, done=100)
     part = Part(LONG, [Request("L", n) for n in queued], slot, tokens, whole=False)
     assert part.limit(64 if queued else 1, 1) == limit
     assert Part(LONG, [], None, tokens, whole=False).limit(1, 1) is None
 
 
-def test_what_the_builder_took_and_added_is_kept() -> None:
-    s1, long, s2, new = requests("s1", "L", "s2", "new")
-    assert core().remove_batched(Part(SHORT, [s1, s2]), [s1, long, s2], [s2, new]) == [long, s2, new]
+def test_remove_batched_keeps_unbatched_and_added_requests() -> None:
+    s1, long, s2, new = make_requests("s1", "L", "s2", "new")
+    assert make_core().remove_batched(Part(SHORT, [s1, s2]), [s1, long, s2], [s2, new]) == [long, s2, new]
 
 
 # -- batches
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
-def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
+def test_prompts_left_out_of_long_batch_are_parked(slot: int) -> None:
     held, parked, new = Request("P", 900, done=100), Request("Q", 700, done=600), Request("L", 5000)
     every = [held, parked, None]
     for cut in (every[slot], new, None):
-        me = core([parked])
+        core = make_core([parked])
         part = Part(LONG, [new], every[slot], 300, whole=False)
-        me.record_build(part, batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
-        assert me.chunked.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
-        assert me.chunked.unsent == (cut is not None)
+        core.record_build(part, make_batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
+        assert core.chunked.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
+        assert core.chunked.unsent == (cut is not None)
 
 
-def test_a_batch_of_whole_requests_parks_nobody() -> None:
+def test_batch_of_whole_requests_parks_no_prompt() -> None:
     held, parked, one = Request("P", 900, done=100), Request("Q", 700, done=600), Request("s", 50)
-    me = core([parked])
-    me.record_build(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
-    built = me.take_next()
-    assert (me.chunked.parked, me.chunked.unsent) == ([parked], False)
+    core = make_core([parked])
+    core.record_build(Part(SHORT, [one]), make_batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
+    built = core.take_next()
+    assert (core.chunked.parked, core.chunked.unsent) == ([parked], False)
     assert built is not None
     assert (built.layers, built.within, built.cut) == (0, False, None)
-    assert me.take_next() is None
+    assert core.take_next() is None
 
 
 @pytest.mark.parametrize("sliced", [True, False])
-def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
-    me, new = core(), Request("L", 900)
-    me.under_way.append(flight(me))
-    me.record_build(
-        Part(LONG, [new], None, 300), batch(new), Plan((LONG,), long=LongBatch(layers=3)), None, [], 1.0, sliced=sliced
+def test_long_batch_runs_in_slices_if_possible(sliced: bool) -> None:
+    core, new = make_core(), Request("L", 900)
+    core.under_way.append(make_flight(core))
+    core.record_build(
+        Part(LONG, [new], None, 300),
+        make_batch(new),
+        Plan((LONG,), long=LongBatch(layers=3)),
+        None,
+        [],
+        1.0,
+        sliced=sliced,
     )
-    built = me.take_next()
+    built = core.take_next()
     assert built is not None
     assert (built.layers, built.within) == (3 if sliced else 0, True)
 
 
-def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None:
-    me = core()
+def test_mixed_step_counts_both_classes_but_device_time_once() -> None:
+    core = make_core()
     short, long, cut = Request("s", 50), Request("L", 400), Request("C", 900)
     short.laps_tag.slo_s = 0.5
     plan = Plan((LONG,), picked=(0,), long=LongBatch((0,)), mixed=True)
-    me.record_build(
-        Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, [], 1.0, sliced=False
+    core.record_build(
+        Part(LONG, [short, long], None, 900, whole=False),
+        make_batch(short, long, cut),
+        plan,
+        cut,
+        [],
+        1.0,
+        sliced=False,
     )
-    built = me.take_next()
+    built = core.take_next()
     assert built is not None
     built.started, built.done = 1.0, 1.25
-    done = me.record_result(built, 1.3)
-    assert (done[SHORT].batches, done[SHORT].requests, done[SHORT].tokens, done[SHORT].busy_s) == (0, 1, 50, 0.0)
-    assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 2, 1300, 0.25)
-    assert me.totals[LONG].requests == 2
-    assert me.pacer.slo.status(1.3)["short"]["missed"] == 1, "the one that goes on is not answered yet"
+    core.record_result(built, 1.3)
+    assert core.totals == {SHORT: Totals(0, 1, 50, 0.0), LONG: Totals(1, 2, 1300, 0.25)}
+    assert core.pacer.slo.status(1.3)["short"]["missed"] == 1, "the one that goes on is not answered yet"
 
 
-def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
-    me = core()
-    me.decode = Decode(None)
+def test_carried_decode_rows_count_as_decode_step_not_prefill() -> None:
+    core = make_core()
+    core.decode = Decode(None)
     short, stream = Request("s", 50), Request("stream", 300)
     plan = Plan((SHORT, LONG), picked=(0,), decode="carried")
     mixed = SimpleNamespace(
         reqs=[short, stream], extend_lens=[50, 1], prefix_lens=[0, 299], decoding_reqs=[stream], forward_iter=1
     )
-    parts = list(me.parts(plan, Queues([short], [], []), beside=True))
+    parts = list(core.parts(plan, Queues([short], [], []), beside=True))
     assert [(p.cls, p.carries) for p in parts] == [(SHORT, True), (LONG, False)]
-    me.record_build(parts[0], mixed, plan, None, [], 1.0, sliced=True)
-    built = me.take_next()
+    core.record_build(parts[0], mixed, plan, None, [], 1.0, sliced=True)
+    built = core.take_next()
     assert built is not None
     assert (built.reqs, built.rows, built.shape, list(built.short)) == ([short], 1, [(50, 0), (1, 299)], [0])
-    me.record_launch(mixed, built)
+    core.record_launch(mixed, built)
     built.started, built.done = 1.0, 1.25
-    assert me.record_result(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
-    assert me.decode is not None
-    counted = me.decode.statistics
+    core.record_result(built, 1.3)
+    assert core.totals == {SHORT: Totals(1, 1, 50, 0.25), LONG: Totals()}
+    assert core.decode is not None
+    counted = core.decode.statistics
     assert (counted.steps, counted.carried, counted.busy_s) == (1, 1, 0.0)
 
 
-def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:
+def test_request_retracted_before_result_has_no_slo_record() -> None:
     """The overlap loop decodes (and can retract) a batch before it processes the batch's result."""
-    me = core()
-    one = flight(me, started=1.0, done=1.25)
+    core = make_core()
+    one = make_flight(core, started=1.0, done=1.25)
+    one.reqs[0].laps_tag.slo_s = 0.1
     one.reqs[0].laps_tag = None
-    assert me.record_result(one, 1.3)[LONG].busy_s == 0.25
-    assert LONG not in me.pacer.slo.status(1.3)
+    core.record_result(one, 1.3)
+    assert core.totals[LONG].busy_s == 0.25
+    assert LONG not in core.pacer.slo.status(1.3)
+    late = make_flight(core, started=1.0, done=1.25)
+    late.reqs[0].laps_tag.slo_s = 0.1
+    core.record_result(late, 1.3)
+    assert core.pacer.slo.status(1.3)[LONG]["missed"] == 1
 
 
-def test_a_batch_that_nobody_waited_for_counts_its_time_and_no_requests() -> None:
-    me = core()
-    gone = flight(me, started=1.0, done=1.25, abandoned=True, stock=False)
+def test_abandoned_batch_counts_device_time_but_no_requests() -> None:
+    core = make_core()
+    gone = make_flight(core, started=1.0, done=1.25, abandoned=True, stock=False)
     gone.reqs[0].laps_tag.slo_s = 0.1
-    done = me.record_result(gone, 1.3)
-    assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 0, 0, 0.25)
-    assert me.abandoned == 1
-    assert LONG not in me.pacer.slo.status(1.3)
+    core.record_result(gone, 1.3)
+    assert core.totals == {SHORT: Totals(), LONG: Totals(1, 0, 0, 0.25)}
+    assert core.abandoned == 1
+    assert LONG not in core.pacer.slo.status(1.3)
 
 
-def test_a_result_finds_its_batch_once() -> None:
+def test_flight_is_found_once_by_batch_number() -> None:
     """Found by the batch's number, because a pipeline creates new results and the overlap loop copies the batch."""
-    me, batch, copy, other = core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))
-    one, two = flight(me), flight(me)
-    me.record_launch(batch, one)
-    me.record_launch(other, two)
-    assert me.flight_of(copy) is one
-    assert me.flight_of(batch) is None
-    assert me.flight_of(other) is two
+    core, batch, copy, other = make_core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))
+    one, two = make_flight(core), make_flight(core)
+    core.record_launch(batch, one)
+    core.record_launch(other, two)
+    assert core.flight_of(copy) is one
+    assert core.flight_of(batch) is None
+    assert core.flight_of(other) is two
 
 
 @pytest.mark.parametrize(
     ("rid", "every", "ended"),
     [("Q", False, ["Q"]), ("R", False, ["R", "RR"]), ("", True, ["Q", "R", "RR"]), ("P", False, [])],
 )
-def test_parked_prompts_are_aborted_by_the_begin_of_their_id(rid: str, every: bool, ended: list[str]) -> None:
-    me = core([Request(x, 900, done=9) for x in ("Q", "R", "RR")])
-    me.chunked.abort(rid, every=every)
-    assert [r.rid for r in me.chunked.aborted()] == ended
-    assert me.chunked.aborted() == []
+def test_parked_prompts_are_aborted_by_id_prefix(rid: str, every: bool, ended: list[str]) -> None:
+    core = make_core([Request(x, 900, done=9) for x in ("Q", "R", "RR")])
+    core.chunked.abort(rid, every=every)
+    assert [r.rid for r in core.chunked.aborted()] == ended
+    assert core.chunked.aborted() == []

@@ -24,19 +24,19 @@ def request(custom: Any = None, created: float = 0.0, received: float = 0.0) -> 
 
 
 @pytest.mark.parametrize("uptime", [0.5, 5.0, 600.0, 1e6])
-def test_an_unknown_time_is_no_arrival_however_young_the_machine_is(uptime: float) -> None:
+def test_missing_arrival_time_falls_back_to_now(uptime: float) -> None:
     assert deadlines.arrival(request(received=uptime - 0.1), uptime) == uptime - 0.1
     assert deadlines.arrival(request(), uptime) == uptime
 
 
 @pytest.mark.parametrize("ms", [0.1, 1, 60, 400.0, 1e9])
-def test_a_deadline_is_a_deadline(ms: float) -> None:
+def test_valid_deadlines_are_accepted(ms: float) -> None:
     assert deadline.valid(ms)
     assert deadlines.slo_s(request({"ttft_slo_ms": ms}), LapsConfig(), SHORT) == ms / 1e3
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda v: str(v)[:12])
-def test_what_is_no_deadline_is_refused_at_the_door_and_ignored_behind_it(value: Any) -> None:
+def test_invalid_deadline_is_rejected_on_verify_and_otherwise_ignored(value: Any) -> None:
     assert not deadline.valid(value)
     sent = request({"ttft_slo_ms": value})
     with pytest.raises(ValueError, match=r"^sampling_params\.custom_params\.ttft_slo_ms: .* is not a number") as e:
@@ -46,12 +46,12 @@ def test_what_is_no_deadline_is_refused_at_the_door_and_ignored_behind_it(value:
     assert deadlines.slo_s(sent, LapsConfig(ttft_slo_ms=250), LONG) == 0.25
 
 
-def test_each_class_has_a_default_of_its_own_where_two_are_given() -> None:
+def test_default_deadline_depends_on_class() -> None:
     both = LapsConfig(ttft_slo_ms=(400.0, 4000.0))
     assert [deadlines.slo_s(request(), both, kind) for kind in (SHORT, LONG)] == [0.4, 4.0]
     assert deadlines.slo_s(request({"ttft_slo_ms": 9}), both, LONG) == 0.009, "a request's own comes first"
 
 
 @pytest.mark.parametrize("custom", [None, {}, {"ttft_slo_ms": None}, {"ttft_slo_ms": 5.0}, {"other": 10**400}])
-def test_what_is_not_ours_to_judge_passes(custom: Any) -> None:
+def test_missing_or_valid_deadlines_pass_verification(custom: Any) -> None:
     assert deadlines.verify(lambda _: "stock", request(custom).sampling_params) == "stock"

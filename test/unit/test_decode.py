@@ -22,13 +22,15 @@ TOKEN_S = 1e-4
 STEP_S = 0.01
 
 
-class Reads(Coefficients):
+class WeightReadingDevice(Coefficients):
     """Device whose decode step takes as long as reading the weights, which a prefill step hides."""
 
     step_s = STEP_S
 
 
-def sizes(*, fitted: bool = True, layers: int = 10, chunk: int = 4096, reads: type[Coefficients] = Reads) -> Sizes:
+def sizes(
+    *, fitted: bool = True, layers: int = 10, chunk: int = 4096, reads: type[Coefficients] = WeightReadingDevice
+) -> Sizes:
     model = LatencyModel(reads(0.0, TOKEN_S, 0.0, 0.0, 0.0) if fitted else None)
     return Sizes(model, chunk_tokens=chunk, unit=1, layers=layers, slice_s=0.004)
 
@@ -50,7 +52,7 @@ def decode(target_ms: float | None = 100.0, *, ended_s: float = 0.0) -> Decode:
     return made
 
 
-def test_the_target_is_derived_from_what_a_step_takes() -> None:
+def test_target_is_derived_from_step_time() -> None:
     assert Decode(None).target_s == LEAST_TARGET_S
     assert decode(None).target_s == LEAST_TARGET_S
     slow = Decode(None)
@@ -60,7 +62,7 @@ def test_the_target_is_derived_from_what_a_step_takes() -> None:
     assert math.isinf(Decode(0.0).target_s)
 
 
-def test_what_a_step_takes_follows_the_streams() -> None:
+def test_step_time_adapts_to_recent_steps() -> None:
     made = Decode(None)
     for i in range(200):
         made.record_step(i, i + (0.01 if i < 100 else 0.03), streams=1, within=False)
@@ -68,20 +70,20 @@ def test_what_a_step_takes_follows_the_streams() -> None:
 
 
 @pytest.mark.parametrize(("now", "goes"), [(0.080, False), (0.0849, False), (0.0871, True), (0.5, True)])
-def test_in_a_pause_a_step_runs_as_late_as_it_may(now: float, goes: bool) -> None:
+def test_decode_step_in_pause_runs_as_late_as_possible(now: float, goes: bool) -> None:
     """Latest start: 0.1 s after the last step, minus a step and the next slice."""
     plan = decode().adjust_plan(now, Plan(()), [], [], paused(), sizes())
     assert (plan.decode == "first", plan.order) == (goes, ())
 
 
 @pytest.mark.parametrize("streams", [0, 4])
-def test_without_streams_or_a_target_nothing_is_due(streams: int) -> None:
+def test_no_decode_step_is_due_without_streams_or_target(streams: int) -> None:
     made = decode(0.0 if streams else 100.0)
     made.set_streams(5.0, streams)
     assert made.adjust_plan(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
-def test_streams_that_have_just_begun_have_their_time() -> None:
+def test_target_of_new_streams_counts_from_their_start() -> None:
     made = decode()
     made.set_streams(1.0, 0)
     made.set_streams(7.0, 2)
@@ -89,27 +91,27 @@ def test_streams_that_have_just_begun_have_their_time() -> None:
     assert made.adjust_plan(7.09, Plan(()), [], [], paused(), sizes()).decode == "first"
 
 
-def test_no_step_goes_while_one_is_on_the_device() -> None:
+def test_no_second_decode_step_is_due_while_one_runs() -> None:
     made = decode()
     made.record_launch()
     assert made.adjust_plan(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
-def test_without_prompts_sglang_decodes_anyhow() -> None:
+def test_no_decode_step_is_planned_without_prompts() -> None:
     assert decode().adjust_plan(9.0, Plan(()), [], [], None, sizes()).decode != "first"
 
 
 @pytest.mark.parametrize(
     ("tokens", "layers", "goes"), [(400, 0, False), (900, 0, True), (4000, 1, False), (4000, 5, True)]
 )
-def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, layers: int, goes: bool) -> None:
+def test_sliced_long_batch_counts_only_until_first_pause(tokens: int, layers: int, goes: bool) -> None:
     plan = Plan((LONG,), long=LongBatch((0,), tokens, layers))
     made = decode().adjust_plan(0.045, plan, [], waiting(tokens), None, sizes())
     assert (made.decode == "first") == goes
     assert made.order == (() if goes else (LONG,))
 
 
-def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
+def test_short_batch_is_split_only_if_too_long() -> None:
     shorts = waiting(100, 100, 100, 100)
     plan = Plan((SHORT,), picked=(2, 0, 1, 3), account=Account(contended=True))
     assert decode().adjust_plan(0.03, plan, shorts, [], paused(), sizes()) == plan
@@ -117,7 +119,7 @@ def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
     assert (split.picked, split.split, split.order) == ((2, 0, 1), True, (SHORT,))
 
 
-def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_runs() -> None:
+def test_oversized_short_batch_waits_for_decode_step_then_runs() -> None:
     shorts, plan = waiting(2000, 100), Plan((SHORT,), picked=(0, 1))
     assert decode().adjust_plan(0.03, plan, shorts, [], paused(), sizes()).decode == "first"
     after = decode().adjust_plan(0.001, plan, shorts, [], paused(), sizes())
@@ -130,7 +132,7 @@ ROW_S = TOKEN_S
 """Time of a stream's row in a prefill batch (seconds)."""
 
 
-def carrying(
+def plan_carrying_rows(
     now: float, plan: Plan, *, context: int | None = 400, streams: int = 4, chunk: int = 4096, **more: Any
 ) -> Plan:
     """Return the adjusted plan of a server with streams whose last step ended at 0 and whose target is 0.1 s."""
@@ -139,19 +141,23 @@ def carrying(
     return made.adjust_plan(now, plan, waiting(*shorts), waiting(*longs), more.get("beside"), sizes(chunk=chunk))
 
 
-def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -> None:
+def test_short_batch_carries_decode_rows_with_or_without_pause() -> None:
     plan = Plan((SHORT,), picked=(1, 0), account=Account(contended=True))
     for beside in (None, paused()):
-        assert carrying(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(decode="carried")
-    assert carrying(0.03, plan, shorts=(100, 100), context=None).decode != "carried", "SGLang mixes none of these"
-    assert carrying(0.03, plan, shorts=(100, 100), streams=0).decode != "carried"
-    assert carrying(0.03, plan, shorts=(100, 100), streams=120).decode != "carried", (
+        assert plan_carrying_rows(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(decode="carried")
+    assert plan_carrying_rows(0.03, plan, shorts=(100, 100), context=None).decode != "carried", (
+        "SGLang mixes none of these"
+    )
+    assert plan_carrying_rows(0.03, plan, shorts=(100, 100), streams=0).decode != "carried"
+    assert plan_carrying_rows(0.03, plan, shorts=(100, 100), streams=120).decode != "carried", (
         "rows of 12 ms, and a step takes 10"
     )
-    assert carrying(0.03, plan, shorts=(100, 100), chunk=202).decode != "carried", "more tokens than a batch may have"
+    assert plan_carrying_rows(0.03, plan, shorts=(100, 100), chunk=202).decode != "carried", (
+        "more tokens than a batch may have"
+    )
 
 
-def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> None:
+def test_row_time_covers_step_time_except_weight_read() -> None:
     """The rest of a step is for contexts: a step reads the context of each stream, a prefill once for many tokens."""
     made = decode()
     made.set_streams(0.0, 4, 400_000)
@@ -159,49 +165,51 @@ def test_rows_take_at_least_what_a_step_takes_beyond_reading_the_weights() -> No
     assert made.rows_s(sizes(reads=Coefficients)) == pytest.approx(STEP_S)
 
 
-def test_rows_have_their_tokens_in_time() -> None:
+def test_short_batch_is_split_so_carried_rows_meet_target() -> None:
     """Tokens are due at 0.1 s. Rows save a step, and prompts may use its time: as many run as end by then."""
     plan = Plan((SHORT,), picked=(0, 1, 2))
-    split = carrying(0.0705, plan, shorts=(100, 100, 100), beside=paused())
+    split = plan_carrying_rows(0.0705, plan, shorts=(100, 100, 100), beside=paused())
     assert (split.decode == "carried", split.picked, split.split) == (True, (0, 1), True)
-    late = carrying(0.0905, plan, shorts=(100, 100, 100), beside=paused())
+    late = plan_carrying_rows(0.0905, plan, shorts=(100, 100, 100), beside=paused())
     assert late.decode == "first"
 
 
-def test_a_long_batch_in_one_piece_carries_the_streams_and_one_in_slices_does_not() -> None:
+def test_only_unsliced_long_batch_carries_decode_rows() -> None:
     whole, sliced = (Plan((LONG,), long=LongBatch((0,), 900, layers)) for layers in (0, 1))
-    assert carrying(0.005, whole, longs=(900,)) == whole._replace(decode="carried")
-    assert carrying(0.005, sliced, longs=(900,)) == sliced
-    assert carrying(0.02, whole, longs=(900,)).decode == "first", "it would end too late"
+    assert plan_carrying_rows(0.005, whole, longs=(900,)) == whole._replace(decode="carried")
+    assert plan_carrying_rows(0.005, sliced, longs=(900,)) == sliced
+    assert plan_carrying_rows(0.02, whole, longs=(900,)).decode == "first", "it would end too late"
 
 
-def test_after_a_step_prompts_have_their_share_before_rows_run() -> None:
+def test_prompts_get_their_share_before_rows_are_carried() -> None:
     plan = Plan((SHORT,), picked=(0,))
-    assert carrying(0.0, plan, shorts=(40,), streams=80).decode != "carried", "rows of 8 ms in a batch of 4 ms"
-    assert carrying(0.0, plan, shorts=(90,), streams=80).decode == "carried"
-    assert carrying(0.01, plan, shorts=(40,), streams=80).decode == "carried"
+    assert plan_carrying_rows(0.0, plan, shorts=(40,), streams=80).decode != "carried", (
+        "rows of 8 ms in a batch of 4 ms"
+    )
+    assert plan_carrying_rows(0.0, plan, shorts=(90,), streams=80).decode == "carried"
+    assert plan_carrying_rows(0.01, plan, shorts=(40,), streams=80).decode == "carried"
 
 
-def test_a_step_that_is_due_takes_short_requests_along_which_may_not_preempt_yet() -> None:
+def test_due_decode_step_includes_held_short_requests() -> None:
     plan = Plan((), picked=(1, 0), account=Account(contended=True))
-    due = carrying(0.0871, plan, shorts=(40, 40), beside=paused())
+    due = plan_carrying_rows(0.0871, plan, shorts=(40, 40), beside=paused())
     assert (due.order, due.picked, due.decode, due.split) == ((SHORT,), (1, 0), "carried", True)
     assert not due.account.contended, "it costs no step: the next preemption does not wait for it"
-    assert carrying(0.08, plan, shorts=(40, 40), beside=paused()) == plan, "not due yet"
-    longer = carrying(0.0866, plan, shorts=(100, 100), beside=paused())
+    assert plan_carrying_rows(0.08, plan, shorts=(40, 40), beside=paused()) == plan, "not due yet"
+    longer = plan_carrying_rows(0.0866, plan, shorts=(100, 100), beside=paused())
     assert (longer.picked, longer.decode) == ((1,), "carried"), "twice the time of a step, at most"
-    assert carrying(0.0871, plan, shorts=(300, 300), beside=paused()).decode == "first"
-    assert carrying(0.0871, plan, shorts=(40, 40), context=None, beside=paused()).decode == "first"
+    assert plan_carrying_rows(0.0871, plan, shorts=(300, 300), beside=paused()).decode == "first"
+    assert plan_carrying_rows(0.0871, plan, shorts=(40, 40), context=None, beside=paused()).decode == "first"
 
 
-def test_the_longer_step_runs_early_enough_for_its_tokens() -> None:
+def test_mixed_decode_step_starts_early_enough_for_target() -> None:
     """Step and short requests take 18.4 ms, so they must start by 81.6 ms; the next slice would end after that."""
     plan = Plan((), picked=(0,), account=Account(contended=True))
-    assert carrying(0.077, plan, shorts=(180,), beside=paused()) == plan
-    assert carrying(0.078, plan, shorts=(180,), beside=paused()).decode == "carried"
+    assert plan_carrying_rows(0.077, plan, shorts=(180,), beside=paused()) == plan
+    assert plan_carrying_rows(0.078, plan, shorts=(180,), beside=paused()).decode == "carried"
 
 
-def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
+def test_carried_rows_count_as_finished_decode_step() -> None:
     made = decode()
     made.set_streams(0.05, 4, 400)
     made.record_launch()
@@ -214,7 +222,7 @@ def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
     assert made.status()["steps_carried"] == 1
 
 
-def test_an_unknown_time_splits_nothing() -> None:
+def test_unknown_prefill_time_splits_no_batch() -> None:
     plan = Plan((SHORT,), picked=(0, 1))
     assert decode().adjust_plan(0.03, plan, waiting(200, 200), [], paused(0.0), sizes(fitted=False)) == plan
 
@@ -226,7 +234,7 @@ def test_an_unknown_time_splits_nothing() -> None:
     st.floats(0.001, 0.2),
     st.floats(0.0005, 0.05),
 )
-def test_prompts_keep_their_share_whatever_streams_ask_for(
+def test_prompts_keep_their_share_for_any_decode_target(
     seed: int, target_ms: float | None, step_s: float, slice_s: float
 ) -> None:
     rng, made, now = random.Random(seed), Decode(target_ms), 0.0
@@ -249,7 +257,7 @@ def test_prompts_keep_their_share_whatever_streams_ask_for(
 
 @settings(max_examples=100)
 @given(st.integers(0, 1 << 30), st.one_of(st.none(), st.floats(0.1, 500.0)), st.integers(1, 400))
-def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_ms: float | None, streams: int) -> None:
+def test_prompts_keep_their_share_with_carried_rows(seed: int, target_ms: float | None, streams: int) -> None:
     """Consecutive short batches, in pauses or between batches, carry rows if they may."""
     rng, made, now = random.Random(seed), Decode(target_ms), 0.0
     rows_s, step_s = streams * ROW_S, 0.004 + streams * ROW_S
@@ -275,7 +283,7 @@ def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_m
 
 
 @given(st.integers(0, 1 << 30), st.floats(30.0, 500.0))
-def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: float) -> None:
+def test_token_gaps_stay_near_target_with_constant_step_time(seed: int, target_ms: float) -> None:
     """Slices of one length, short batches of any: each step ends by the target if prompts still get their share."""
     rng, made, now, slice_s, step_s = random.Random(seed), Decode(target_ms), 0.0, 0.004, 0.005
     made.set_streams(now, 8)
@@ -290,10 +298,11 @@ def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: floa
         else:
             now += sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else slice_s
     longest = made.statistics.gap_s(1.0)
-    assert longest is None or longest <= target_ms / 1e3 + 2 * slice_s + step_s
+    assert longest is not None
+    assert longest <= target_ms / 1e3 + 2 * slice_s + step_s
 
 
-def test_times_between_tokens_count_once_for_each_stream() -> None:
+def test_token_gaps_count_once_per_stream() -> None:
     made = Decode(None)
     made.set_streams(0.0, 1)
     made.record_step(0.9, 1.0, streams=97, within=False)
@@ -304,7 +313,7 @@ def test_times_between_tokens_count_once_for_each_stream() -> None:
     assert Decode(None).status()["tbt_ms"] == {"p50": None, "p99": None, "longest": None}
 
 
-def test_decode_steps_are_a_delay_of_the_oldest_prompt() -> None:
+def test_guard_counts_decode_steps_as_delay_of_oldest_prompt() -> None:
     guard = Guard(0.25)
     guard.record_batch(1.0, oldest=True)
     guard.record_delay(4.0)

@@ -17,15 +17,15 @@ CONTEXT = {"Qwen/Qwen3-8B": 147_456, "Qwen/Qwen3-32B": 262_144, "Qwen/Qwen3-30B-
 KEPT = pytest.mark.parametrize(("system", "model", "tp"), command.KEPT)
 
 
-def kept(system: str, model: str, tp: int) -> tuple[Profile, DecodeCost]:
+def load_decode_cost(system: str, model: str, tp: int) -> tuple[Profile, DecodeCost]:
     made = Profile.load(command.profile_name(system, model, tp))
     assert made.decode is not None
     return made, made.decode
 
 
 @KEPT
-def test_no_step_reads_faster_than_the_memory_and_none_takes_much_longer(system: str, model: str, tp: int) -> None:
-    _, cost = kept(system, model, tp)
+def test_decode_step_time_is_near_memory_bandwidth_limit(system: str, model: str, tp: int) -> None:
+    _, cost = load_decode_cost(system, model, tp)
     bandwidth = tp * BANDWIDTH[system]
     for streams, weights in zip((1, 256), WEIGHTS[model], strict=True):
         assert cost.step_s(streams, 0) > weights / bandwidth
@@ -34,10 +34,8 @@ def test_no_step_reads_faster_than_the_memory_and_none_takes_much_longer(system:
 
 
 @KEPT
-def test_steps_grow_with_streams_and_context_but_one_for_many_costs_less_than_many(
-    system: str, model: str, tp: int
-) -> None:
-    made, cost = kept(system, model, tp)
+def test_step_time_grows_with_load_but_batching_saves_time(system: str, model: str, tp: int) -> None:
+    made, cost = load_decode_cost(system, model, tp)
     known = [cost.step_s(n, 1000 * n) for n in range(1, 400)]
     assert known == sorted(known)
     assert made.decode_s(64, 64_000) < 64 * made.decode_s(1, 1000) / 4
@@ -45,15 +43,15 @@ def test_steps_grow_with_streams_and_context_but_one_for_many_costs_less_than_ma
 
 
 @KEPT
-def test_profiles_that_come_with_the_package_fit_their_decode_steps(system: str, model: str, tp: int) -> None:
-    made, cost = kept(system, model, tp)
+def test_packaged_profiles_fit_their_decode_grid(system: str, model: str, tp: int) -> None:
+    made, cost = load_decode_cost(system, model, tp)
     rows = [DecodeSample(int(n), int(tokens), *seconds) for n, tokens, *seconds in made.details["decode_grid"]]
     off = fit.decode_errors(cost, rows)
     assert off["median"] <= fit.MEDIAN
     assert off["p90"] <= fit.P90
 
 
-def test_a_device_with_these_terms_is_found_again() -> None:
+def test_decode_cost_recovers_device_terms() -> None:
     def generation(n: int, each: int) -> dict[str, float]:
         return {"generation_attention": 1e-4 + 2e-6 * n + 3e-8 * n * each, "generation_gemm": 5e-3 + 1e-5 * n}
 
@@ -63,7 +61,7 @@ def test_a_device_with_these_terms_is_found_again() -> None:
         assert found.step_s(n, 500 * n) == pytest.approx(5.1e-3 + 1.2e-5 * n + 3e-8 * 500 * n, rel=1e-3)
 
 
-def test_more_streams_never_cost_less() -> None:
+def test_step_time_never_falls_with_more_streams() -> None:
     falling = {1: 5e-3, 2: 4e-3}
 
     def generation(n: int, each: int) -> dict[str, float]:
@@ -73,6 +71,6 @@ def test_more_streams_never_cost_less() -> None:
     assert found.rows_s(2) == pytest.approx(found.rows_s(1))
 
 
-def test_a_profile_without_decode_steps_says_so() -> None:
+def test_decode_time_of_profile_without_decode_steps_raises_error() -> None:
     with pytest.raises(ValueError, match="does not say how long decode steps take"):
         Profile.load("cpu").decode_s(1, 1)

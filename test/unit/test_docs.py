@@ -21,12 +21,12 @@ MANUAL = (DOCS / "LAPS.md").read_text()
 ROUTER = (DOCS / "ROUTER.md").read_text()
 
 
-def test_every_knob_is_in_the_manual() -> None:
+def test_manual_names_every_knob_without_flag() -> None:
     missing = [f.name for f in fields(LapsConfig) if f"`{f.name}`" not in MANUAL and f.name not in LapsConfig.FLAGS]
     assert not missing
 
 
-def test_every_flag_is_in_the_manual() -> None:
+def test_manual_names_every_flag() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     options.add_flags(parser)
     plugin.add_flag(parser)
@@ -34,7 +34,7 @@ def test_every_flag_is_in_the_manual() -> None:
     assert not [flag for flag in flags if f"`{flag}`" not in MANUAL]
 
 
-def test_the_manual_gives_each_knob_its_default() -> None:
+def test_manual_defaults_match_config() -> None:
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (\S+) \|", MANUAL, re.MULTILINE))
     words: dict[str, object] = {"none": None, "derived": None, "off": False, "false": False, "true": True}
     told = {name: f.default for f in fields(LapsConfig) if (name := LapsConfig.FLAGS.get(f.name, f.name)) in rows}
@@ -44,7 +44,7 @@ def test_the_manual_gives_each_knob_its_default() -> None:
         assert said == default or float(str(said)) == default, name
 
 
-def test_help_gives_each_flag_its_default() -> None:
+def test_help_defaults_match_config() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     options.add_flags(parser)
     helps = {s: action.help or "" for action in parser._actions for s in action.option_strings}
@@ -54,7 +54,7 @@ def test_help_gives_each_flag_its_default() -> None:
     assert not [name for name, value in given.items() if float(value) != getattr(LapsConfig(), name)]
 
 
-def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
+def test_router_manual_names_every_knob_and_flag() -> None:
     pytest.importorskip("sglang_router")
     from laps_core.pools.config import AllocConfig
     from sglang_router_laps import cli
@@ -68,7 +68,7 @@ def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     assert not [f.name for f in fields(AllocConfig) if f"`{f.name}`" not in knobs]
 
 
-def test_every_stock_flag_that_counts_is_in_the_routers_manual() -> None:
+def test_router_manual_names_honoured_stock_flags() -> None:
     pytest.importorskip("sglang_router")
     from sglang_router_laps import stock_flags
 
@@ -85,7 +85,7 @@ def keys(value: object) -> set[str]:
     return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
 
-def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
+def test_router_manual_names_every_status_key() -> None:
     pytest.importorskip("sglang_router")
     from laps_core.pools.config import AllocConfig
     from sglang_router.router_args import RouterArgs
@@ -106,19 +106,19 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
 
 
 @pytest.mark.parametrize("path", [*sorted(DOCS.glob("*.md")), REPO / "README.md"], ids=lambda path: path.name)
-def test_no_table_is_split(path: Path) -> None:
+def test_tables_are_not_split_by_empty_lines(path: Path) -> None:
     """A table row after an empty line starts a table, so a line with column rules must follow."""
     lines = ["", *path.read_text().splitlines(), ""]
     first = [i for i, line in enumerate(lines) if line.startswith("|") and not lines[i - 1].strip()]
     assert not [lines[i] for i in first if not lines[i + 1].startswith(("| --", "|:-", "|--"))]
 
 
-def test_the_manual_quotes_what_is_said() -> None:
+def test_manual_quotes_refusal_message_for_n() -> None:
     (quoted,) = re.findall(r"^\| 400 `(n: [^`]*)`", MANUAL, re.MULTILINE)
     assert ONE_SAMPLE.startswith(quoted)
 
 
 @pytest.mark.parametrize("path", [DOCS / "ROUTER.md", REPO / "README.md"], ids=lambda path: path.name)
-def test_the_first_example_of_pools_has_servers_enough_for_two(path: Path) -> None:
+def test_first_pool_example_has_enough_servers_for_two_pools(path: Path) -> None:
     command = path.read_text().split("--pd-disaggregation --mini-lb")[1].split("--enable-laps-alloc")[0]
     assert command.count("--prefill http") >= FEWEST

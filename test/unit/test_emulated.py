@@ -92,7 +92,7 @@ class Server:
 
 
 @pytest.mark.parametrize(("more", "slow"), [("", 1.0), (",slow=1", 1.0), (",slow=2.5", 2.5), (" ", 1.0)])
-def test_a_profile_and_how_slow(more: str, slow: float) -> None:
+def test_spec_parses_profile_and_slowdown(more: str, slow: float) -> None:
     found = DeviceSpec.parse(PROFILE + more)
     assert (found.profile.name, found.slow) == (PROFILE, slow)
     assert DeviceSpec.parse(found.text) == found, "the processes started from here read the same"
@@ -101,13 +101,13 @@ def test_a_profile_and_how_slow(more: str, slow: float) -> None:
 @pytest.mark.parametrize(
     "more", [",", ",slow=", ",slow=x", ",slow=0.5", ",slow=nan", ",slow=inf", ",slow=-3", ",2", ",slow=2,slow=2"]
 )
-def test_anything_else_is_refused(more: str) -> None:
+def test_malformed_spec_is_rejected(more: str) -> None:
     with pytest.raises(ConfigError, match=r"^--laps-emulate: .* is not PROFILE\[,slow=K\]") as e:
         DeviceSpec.parse(PROFILE + more)
     assert "\n" not in str(e.value)
 
 
-def test_an_unknown_profile_is_refused_with_the_names() -> None:
+def test_unknown_profile_error_lists_profile_names() -> None:
     with pytest.raises(ConfigError, match=r"^--laps-emulate: .*known: ") as e:
         DeviceSpec.parse("h9000")
     assert "\n" not in str(e.value)
@@ -115,14 +115,14 @@ def test_an_unknown_profile_is_refused_with_the_names() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "laps-sim-profile"}', "1"])
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Any, text: str) -> None:
+def test_invalid_profile_file_is_rejected(tmp_path: Any, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"^--laps-emulate: "):
         DeviceSpec.parse(str(path))
 
 
-def test_the_environment_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_is_read_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.from_env({}) is None
     assert spec.from_env({spec.ENV: " "}) is None
     with pytest.raises(ConfigError, match=f"^{spec.ENV}: "):
@@ -134,7 +134,7 @@ def test_the_environment_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.slow == 3.0
 
 
-def test_it_cannot_be_taken_for_a_device() -> None:
+def test_warning_states_that_device_is_emulated() -> None:
     said = DeviceSpec.parse(f"{PROFILE},slow=3").warning()
     assert said.startswith("EMULATED DEVICE: ")
     assert all(x in said for x in (PROFILE, Profile.load(PROFILE).source, "stretched 3 times", "nothing here measures"))
@@ -161,12 +161,12 @@ def with_gpu(device: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", WITH_GPU], env=env, capture_output=True, text=True, check=False)
 
 
-def test_with_a_gpu_nothing_is_imported_but_the_entry_points() -> None:
+def test_plugin_imports_only_entry_points_with_gpu() -> None:
     done = with_gpu("")
     assert done.stdout.splitlines() == ["None", "['laps_emulate', 'laps_emulate.entry']"], done.stderr
 
 
-def test_with_a_gpu_no_device_is_emulated() -> None:
+def test_emulation_is_rejected_with_gpu() -> None:
     done = with_gpu(PROFILE)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("sglang-laps: error: SGLANG_LAPS_EMULATE: devices are emulated on machines without")
@@ -175,7 +175,7 @@ def test_with_a_gpu_no_device_is_emulated() -> None:
 # -- the timeline
 
 
-def test_work_follows_on_work() -> None:
+def test_timeline_schedules_work_back_to_back() -> None:
     clock = Clock()
     time = Timeline(clock, clock.sleep)
     begin = time.begin()
@@ -189,14 +189,14 @@ def test_work_follows_on_work() -> None:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.8 * SPIN_S, 5e-3])
-def test_a_wait_sleeps_first_and_looks_at_the_clock_last(late_s: float) -> None:
+def test_wait_sleeps_first_then_polls_clock(late_s: float) -> None:
     clock = Clock(late_s)
     Timeline(clock, clock.sleep).wait(100.1)
     assert clock.slept == [pytest.approx(0.1 - SPIN_S, abs=2 * TICK_S)]
     assert clock.at == pytest.approx(max(100.1, 100.1 - SPIN_S + late_s), abs=3 * TICK_S)
 
 
-def test_what_is_past_or_near_needs_no_sleep() -> None:
+def test_wait_until_past_or_near_time_does_not_sleep() -> None:
     clock = Clock()
     time = Timeline(clock, clock.sleep)
     for until in (50.0, 100.0, 100.0001):
@@ -210,21 +210,21 @@ def test_what_is_past_or_near_needs_no_sleep() -> None:
 @pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
 @pytest.mark.parametrize("slow", [1.0, 3.0])
 @pytest.mark.parametrize("model_s", [0.0, 0.03])
-def test_a_prefill_lasts_as_the_profile_says(mode: str, slow: float, model_s: float) -> None:
+def test_prefill_takes_profile_time(mode: str, slow: float, model_s: float) -> None:
     server = Server(slow=slow, model_s=model_s)
     assert server.run((3, 500), (2, 0), mode=mode) == f"out of {mode}"
     assert server.ms() == pytest.approx(50.0 * slow, abs=0.1)
 
 
 @pytest.mark.parametrize("mode", ["IDLE", "PREBUILT"])
-def test_other_passes_are_left_alone(mode: str) -> None:
+def test_other_forward_modes_are_not_emulated(mode: str) -> None:
     server = Server()
     assert server.run((3, 0), mode=mode) == f"out of {mode}"
     assert server.ms() < 0.1
     assert server.device.status()["steps"] == 0
 
 
-def test_a_stage_of_a_pipeline_has_its_share_of_the_step() -> None:
+def test_pipeline_stage_takes_its_share_of_step_time() -> None:
     server, costs = Server(), Coefficients(0.0, 4e-3, 0.0, 0.0, 0.0)
     asked_for = DeviceSpec("p", Profile(name="p", source="made up", coefficients=costs, layers=4), 3.0)
     server.forward = server._model
@@ -233,7 +233,7 @@ def test_a_stage_of_a_pipeline_has_its_share_of_the_step() -> None:
     assert server.clock.at - server.began == pytest.approx(0.12, abs=1e-3), "the next stage has its output no sooner"
 
 
-def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
+def test_overrun_of_slow_tiny_model_is_counted() -> None:
     server = Server(model_s=0.08)
     server.run((5, 0))
     server.run((20, 0))
@@ -245,7 +245,7 @@ def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
     assert told["host_share"] == pytest.approx((1.0 + 0.4) / 2, abs=0.01)
 
 
-def test_the_status_says_what_it_is() -> None:
+def test_status_without_steps_names_profile_and_slowdown() -> None:
     told = Server(slow=2.0).device.status()
     assert told == {
         "profile": "p",
@@ -259,7 +259,7 @@ def test_the_status_says_what_it_is() -> None:
     assert Server(slow=2.0).device.labels == {"profile": "p", "slow": "2"}
 
 
-def test_the_figures_are_of_the_newest_steps() -> None:
+def test_record_quantiles_cover_only_newest_steps() -> None:
     record = Record()
     for i in range(10_000):
         record.add(1.0, 9.0 if i < 5_000 else 1.0, 0.5)
@@ -270,7 +270,7 @@ def test_the_figures_are_of_the_newest_steps() -> None:
 # -- running ahead
 
 
-def test_a_launch_returns_at_once_and_an_event_waits_for_the_step() -> None:
+def test_launch_returns_at_once_and_event_waits_for_step() -> None:
     server = Server()
     server.run((5, 0))
     first = server.event()
@@ -289,7 +289,7 @@ def test_a_launch_returns_at_once_and_an_event_waits_for_the_step() -> None:
     assert server.clock.at - server.began == pytest.approx(0.07, abs=1e-4)
 
 
-def test_an_event_on_an_idle_device_happens_now_and_one_that_was_not_recorded_has() -> None:
+def test_idle_and_unrecorded_events_are_complete() -> None:
     server = Server()
     event = server.event()
     assert event.at_s == pytest.approx(server.began, abs=1e-3)
@@ -302,7 +302,7 @@ def test_an_event_on_an_idle_device_happens_now_and_one_that_was_not_recorded_ha
     assert server.clock.at - server.began == pytest.approx(0.05, abs=1e-4)
 
 
-def test_a_step_that_was_launched_while_another_runs_begins_when_that_ends() -> None:
+def test_queued_step_starts_when_previous_step_ends() -> None:
     server = Server(launch_s=0.02)
     server.run((5, 0))
     assert server.clock.at - server.began == pytest.approx(0.02, abs=1e-4), "a launch holds the host up"
@@ -339,7 +339,7 @@ def test_slices_are_launched_layer_by_layer() -> None:
 # -- decoding
 
 
-def test_a_decode_step_takes_what_its_streams_and_their_contexts_do() -> None:
+def test_decode_step_time_depends_on_streams_and_contexts() -> None:
     server = Server(slow=2.0, launch_s=0.05)
     assert server.step(100, 300) == "out of DECODE"
     assert server.ms() == pytest.approx(2 * (6.0 + 4.0), abs=0.1), "and no time to launch"
@@ -351,13 +351,13 @@ def test_a_decode_step_takes_what_its_streams_and_their_contexts_do() -> None:
     assert status["decode"]["lasted_over_profile"]["median"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_rows_that_are_decoded_in_a_mixed_chunk_read_their_contexts() -> None:
+def test_decode_rows_in_mixed_chunk_read_their_contexts() -> None:
     server = Server()
     server.run((5, 100), (1, 199), (1, 299), mode="MIXED")
     assert server.ms() == pytest.approx(10.0 * 7 + 5.0, abs=0.1)
 
 
-def test_a_decode_step_in_a_pause_begins_when_the_slice_has_ended() -> None:
+def test_decode_step_in_pause_starts_after_slice() -> None:
     server = Server(layers=10)
 
     def pause(left: float) -> bool:
@@ -381,13 +381,13 @@ def test_a_decode_step_in_a_pause_begins_when_the_slice_has_ended() -> None:
         ("decode", "h200-qwen3-8b", "not prefill"),
     ],
 )
-def test_which_servers_can_have_it(mode: str | None, profile: str, refused: str | None) -> None:
+def test_emulation_depends_on_server_mode_and_profile(mode: str | None, profile: str, refused: str | None) -> None:
     reason = DeviceSpec.parse(profile).why_not(SimpleNamespace(disaggregation_mode=mode))
     assert (reason is None) == (refused is None)
     assert refused is None or refused in str(reason)
 
 
-def test_no_profile_has_steps_with_drafts() -> None:
+def test_decode_emulation_rejects_speculative_decoding() -> None:
     args = SimpleNamespace(disaggregation_mode="null", speculative_algorithm="EAGLE")
     assert "no profile has steps with drafts" in str(DeviceSpec.parse("h200-qwen3-8b").why_not(args))
     args.disaggregation_mode = "prefill"
@@ -405,7 +405,7 @@ def server() -> Iterator[Server]:
     assert server.device.status()["lasted_over_profile"]["p99"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_host_is_one_slice_ahead(server: Server) -> None:
+def test_host_runs_one_slice_ahead(server: Server) -> None:
     def pause(left: float) -> bool:
         server.note(f"{left:g} left")
         return False
@@ -417,7 +417,7 @@ def test_the_host_is_one_slice_ahead(server: Server) -> None:
     assert server.ms() == pytest.approx(100.0, abs=0.1)
 
 
-def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) -> None:
+def test_batch_in_pause_starts_after_slice(server: Server) -> None:
     def pause(left: float) -> bool:
         if left == 4:
             server.run((1, 0))
@@ -433,7 +433,7 @@ def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) ->
     assert server.device.status()["steps"] == 2
 
 
-def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
+def test_batch_in_pause_can_run_in_slices(server: Server) -> None:
     def inner(left: float) -> bool:
         if left == 5:
             server.run((1, 0))
@@ -454,7 +454,7 @@ def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
     assert server.device.status()["steps"] == 3
 
 
-def test_slices_that_end_while_the_tiny_model_runs_have_no_pause() -> None:
+def test_slices_ending_during_tiny_model_run_have_no_pause() -> None:
     server, seen = Server(layers=10, model_s=0.034), list[float]()
 
     def pause(left: float) -> bool:
@@ -467,7 +467,7 @@ def test_slices_that_end_while_the_tiny_model_runs_have_no_pause() -> None:
     assert server.ms() == pytest.approx(100.0, abs=0.1), "and the batch takes no longer for it"
 
 
-def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
+def test_long_pause_delays_device() -> None:
     server = Server(layers=2)
 
     def pause(left: float) -> bool:
@@ -479,7 +479,7 @@ def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
     assert server.ms() == pytest.approx(25.0 + 10.0, abs=0.2)
 
 
-def test_a_pause_that_fails_leaves_nothing_armed() -> None:
+def test_failed_pause_does_not_affect_next_batch() -> None:
     server = Server()
 
     def pause(left: float) -> bool:

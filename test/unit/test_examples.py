@@ -92,7 +92,7 @@ def containers(document: dict[str, Any]) -> list[Any]:
 COMMANDS = list(commands())
 
 
-def started(module: str) -> list[Any]:
+def start_params(module: str) -> list[Any]:
     """Return the arguments of each start of this module, as parameters of a test."""
     return [pytest.param(words, id=where.replace(" ", "-")) for where, found, words in COMMANDS if found == module]
 
@@ -116,8 +116,8 @@ def server_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("words", started(SERVER))
-def test_servers_are_started_with_flags_that_exist(words: list[str], server_parser: argparse.ArgumentParser) -> None:
+@pytest.mark.parametrize("words", start_params(SERVER))
+def test_server_examples_use_existing_flags(words: list[str], server_parser: argparse.ArgumentParser) -> None:
     args = server_parser.parse_args(words)
     assert args.disaggregation_mode in ("prefill", "decode")
     assert args.enable_laps_scheduler == (args.disaggregation_mode == "prefill")
@@ -130,8 +130,8 @@ def router_args(words: list[str]) -> Any:
     return LapsRouterArgs.from_cli_args(parser.parse_args(words))
 
 
-@pytest.mark.parametrize("words", started(ROUTER))
-def test_routers_are_started_with_flags_that_exist(words: list[str]) -> None:
+@pytest.mark.parametrize("words", start_params(ROUTER))
+def test_router_examples_use_existing_flags(words: list[str]) -> None:
     args = router_args(words)
     assert args.laps is not None
     if args.service_discovery:
@@ -142,7 +142,7 @@ def test_routers_are_started_with_flags_that_exist(words: list[str]) -> None:
     assert args.decode_urls
 
 
-def test_every_kind_of_example_was_read() -> None:
+def test_every_kind_of_example_is_covered() -> None:
     found = [(where.split()[0], module) for where, module, _ in COMMANDS]
     for where in ("compose", "README.md"):
         assert {module for place, module in found if place == where} == {SERVER, ROUTER}
@@ -151,7 +151,7 @@ def test_every_kind_of_example_was_read() -> None:
 
 
 @pytest.mark.parametrize("path", units(), ids=lambda p: p.name)
-def test_units_have_what_systemd_needs(path: Path) -> None:
+def test_systemd_units_have_required_settings(path: Path) -> None:
     unit = Unit(path)
     assert set(unit) == {"DEFAULT", "Unit", "Service", "Install"}
     assert unit["Service"]["ExecStart"].startswith("/")
@@ -162,7 +162,9 @@ def test_units_have_what_systemd_needs(path: Path) -> None:
     "path", sorted([*EXAMPLES.rglob("*.y*ml"), *(REPO / ".github").rglob("*.yml")]), ids=lambda p: p.name
 )
 def test_yaml_parses_to_objects(path: Path) -> None:
-    assert all(isinstance(document, dict) for document in documents(path))
+    found = documents(path)
+    assert found
+    assert all(isinstance(document, dict) for document in found)
 
 
 def manifests() -> list[Any]:
@@ -172,11 +174,11 @@ def manifests() -> list[Any]:
 
 
 @pytest.mark.parametrize("document", manifests(), ids=lambda d: f"{d['kind']}-{d['metadata']['name']}")
-def test_manifests_are_what_kubernetes_takes(document: Any) -> None:
+def test_kubernetes_accepts_manifests(document: Any) -> None:
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_every_manifest_is_given_to_the_cluster() -> None:
+def test_kustomization_lists_every_manifest() -> None:
     (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
     there = {path.name for path in (EXAMPLES / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}
     assert set(kustomization["resources"]) == there
@@ -186,7 +188,7 @@ def deployments() -> dict[str, Any]:
     return {d["metadata"]["name"]: d["spec"] for d in manifests() if d["kind"] == "Deployment"}
 
 
-def test_the_router_of_the_cluster_finds_the_servers() -> None:
+def test_kubernetes_router_selectors_match_server_pods() -> None:
     ((_, _, words),) = [c for c in COMMANDS if c[0] == "router.yaml router"]
     args = router_args(words)
     (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
@@ -208,11 +210,13 @@ PROBES = {"router": ("/liveness", "/readiness", "/liveness")}
 """Deployment -> paths of the startup, readiness and liveness probes, if these are not /health."""
 
 
-def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
+def test_kubernetes_probes_and_scrapes_use_container_ports() -> None:
+    checked = []
     for name, spec in deployments().items():
         for container in spec["template"]["spec"]["containers"]:
             if not container["image"].startswith("sglang-laps-"):
                 continue
+            checked.append(name)
             ports = {p["name"]: p["containerPort"] for p in container["ports"]}
             arguments = [a for a in container["args"] if a.startswith("--port=")]
             assert arguments == [f"--port={ports['http']}"]
@@ -222,6 +226,7 @@ def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
             notes = spec["template"]["metadata"]["annotations"]
             assert notes["prometheus.io/port"] == str(ports["http"])
             assert notes["prometheus.io/path"] == "/metrics"
+    assert sorted(checked) == ["decode", "prefill", "router"]
 
 
 # -- dashboards
@@ -255,7 +260,7 @@ def dashboards() -> list[Path]:
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("laps-router", "laps_router_"), ("laps-prefill", "sglang:laps_")])
-def test_dashboards_ask_for_metrics_that_exist(name: str, prefix: str) -> None:
+def test_dashboards_query_existing_metrics(name: str, prefix: str) -> None:
     text = router_metrics() if prefix == "laps_router_" else server_metrics()
     told = set()
     for family in text_string_to_metric_families(text):
@@ -279,7 +284,7 @@ def test_each_dashboard_is_checked() -> None:
     assert [path.stem for path in dashboards()] == ["laps-prefill", "laps-router"]
 
 
-def test_what_is_scraped_is_what_the_compose_file_starts() -> None:
+def test_prometheus_scrapes_services_built_by_compose() -> None:
     (compose,) = documents(EXAMPLES / "docker" / "compose.yaml")
     (config,) = documents(EXAMPLES / "monitoring" / "prometheus.yml")
     targets = {t for job in config["scrape_configs"] for static in job["static_configs"] for t in static["targets"]}

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from faults import deeds, wire
-from faults.deeds import Crowd
+from faults import actions, wire
+from faults.actions import Clients
 from faults.evidence import Evidence
 from faults.fleet import KEY
 from faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle
 from faults.prompts import GENERATE, Prompt
-from faults.schedule import Deed
+from faults.schedule import Action
 
 PROMPTS = [Prompt(GENERATE, {"input_ids": [3], "sampling_params": {"max_new_tokens": 2}})]
 ANSWERS = [[0, 1]]
@@ -45,14 +45,14 @@ class Router:
             if "/abort_request" in line:
                 keyed = f"Bearer {KEY}" in headers
                 self.aborts.append((body, keyed))
-                writer.write(whole(*((200, {}) if keyed else (401, {"error": "no key"}))))
+                writer.write(whole_reply(*((200, {}) if keyed else (401, {"error": "no key"}))))
             elif body.get("rid") in self.under_way:
-                writer.write(whole(400, {"error": {"message": "under way"}}))
+                writer.write(whole_reply(400, {"error": {"message": "under way"}}))
             elif body.get("stream"):
                 await self.stream(body, reader, writer)
             else:
                 most = body.get("sampling_params", {}).get("max_new_tokens", 1)
-                writer.write(whole(200, gen(most, most)))
+                writer.write(whole_reply(200, gen(most, most)))
             await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             writer.transport.abort()
@@ -80,7 +80,7 @@ def gen(n: int, most: int) -> dict[str, Any]:
     return {"output_ids": list(range(n)), "meta_info": {"finish_reason": {"type": "length"} if n == most else None}}
 
 
-def whole(status: int, body: Any) -> bytes:
+def whole_reply(status: int, body: Any) -> bytes:
     raw = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} OK\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
     return head.encode() + raw
@@ -94,27 +94,27 @@ def ends(kind: str, router: Router, times: int = 1) -> dict[str, dict[str, int]]
         async with server:
             router.port = server.sockets[0].getsockname()[1]
             oracle = Oracle(Evidence(), {"prefill": ["p0"], "decode": ["d0"]})
-            crowd = Crowd([router.port], PROMPTS, ANSWERS, oracle, itertools.count(1))
-            some = (Deed(kind, 0, True, False, seed) for seed in range(times))
-            await asyncio.gather(*map(crowd.do, some))
-            await crowd.finish()
+            clients = Clients([router.port], PROMPTS, ANSWERS, oracle, itertools.count(1))
+            some = (Action(kind, 0, True, False, seed) for seed in range(times))
+            await asyncio.gather(*map(clients.do, some))
+            await clients.finish()
         return oracle
 
-    return {deed: dict(c) for deed, c in asyncio.run(run()).by_deed.items()}
+    return {action: dict(c) for action, c in asyncio.run(run()).by_action.items()}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deeds, "PAUSE_S", (0.05, 0.1))
-    monkeypatch.setattr(deeds, "UNREAD_S", 1.0)
-    monkeypatch.setattr(deeds, "LIMIT_S", 0.5)
-    monkeypatch.setattr(deeds, "NOTICED_S", 1.5)
+    monkeypatch.setattr(actions, "PAUSE_S", (0.05, 0.1))
+    monkeypatch.setattr(actions, "UNREAD_S", 3.0)
+    monkeypatch.setattr(actions, "LIMIT_S", 2.0)
+    monkeypatch.setattr(actions, "DISCONNECT_LIMIT_S", 2.0)
 
 
-def test_a_reader_that_pauses_is_served_and_one_that_never_reads_is_cut_off(
+def test_pausing_reader_is_served_and_nonreader_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deeds, "UNREAD_S", 6.0)
+    monkeypatch.setattr(actions, "UNREAD_S", 6.0)
     router = Router()
 
     async def drained(writer: Writer) -> None:
@@ -122,16 +122,16 @@ def test_a_reader_that_pauses_is_served_and_one_that_never_reads_is_cut_off(
 
     router.drained = drained
     found = ends("stall", router, 8)["stall"]
-    assert found[CUT] == deeds.UNREAD_MOST
-    assert found == {RIGHT: 8 - deeds.UNREAD_MOST, CUT: deeds.UNREAD_MOST}
+    assert found[CUT] == actions.MAX_UNREAD
+    assert found == {RIGHT: 8 - actions.MAX_UNREAD, CUT: actions.MAX_UNREAD}
 
 
-def test_a_slot_kept_for_a_client_that_never_reads_is_detected() -> None:
+def test_slot_held_for_nonreading_client_is_detected() -> None:
     found = ends("stall", Router(), 8)["stall"]
-    assert found == {RIGHT: 8 - deeds.UNREAD_MOST, HUNG: deeds.UNREAD_MOST}
+    assert found == {RIGHT: 8 - actions.MAX_UNREAD, HUNG: actions.MAX_UNREAD}
 
 
-def test_a_reader_that_stops_stops_the_sender() -> None:
+def test_stalled_reader_blocks_sender() -> None:
     """Otherwise a stalled reader would not burden any router."""
     blocked, sent = asyncio.Event(), 0
 
@@ -156,11 +156,11 @@ def test_a_reader_that_stops_stops_the_sender() -> None:
 
     asyncio.run(run())
     # Size of an SGLang event: 400 bytes, plus id and text of each token so far.
-    assert sent < 0.5 * sum(400 + 10 * n for n in range(deeds.STALL_TOKENS))
+    assert sent < 0.5 * sum(400 + 10 * n for n in range(actions.STALL_TOKENS))
 
 
 @pytest.mark.parametrize(("stays", "end"), [(0.0, RIGHT), (6.0, WRONG)])
-def test_a_request_that_outlives_its_client_is_found_out(stays: float, end: str) -> None:
+def test_request_outliving_its_client_is_detected(stays: float, end: str) -> None:
     router = Router()
     router.stays, router.pad = stays, ""
     found = ends("pipeline", router, 6)["pipeline"]
@@ -169,7 +169,7 @@ def test_a_request_that_outlives_its_client_is_found_out(stays: float, end: str)
     assert sum(found.values()) == 6 + left
 
 
-def test_closing_the_connection_of_a_pipelining_client_is_no_loss() -> None:
+def test_closing_pipelined_connection_does_not_count_as_loss() -> None:
     router = Router()
 
     async def refuse(writer: Writer) -> None:
@@ -181,7 +181,7 @@ def test_closing_the_connection_of_a_pipelining_client_is_no_loss() -> None:
     assert not {WRONG, HUNG, LOST} & found.keys()
 
 
-def test_strangers_show_no_key_and_owners_do() -> None:
+def test_only_owners_send_key_with_abort() -> None:
     router = Router()
     found = ends("keyless", router, 12)
     assert found["keyless abort"] == {REFUSED: len(router.aborts)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from faults.leftovers import IDLE_MOST, Held, of_descriptors, of_status
+from faults.leftovers import IDLE_MOST, Descriptors, find_extra_descriptors, find_in_status
 
 SERVER = {"url": "http://p0", "outstanding_requests": 0, "outstanding_tokens": 0}
 TASK = {"name": "controller", "alive": True, "restarts": 0, "error": None}
@@ -17,8 +17,8 @@ REST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_router_at_rest_holds_nothing() -> None:
-    assert list(of_status(REST)) == []
+def test_idle_router_has_no_leftovers() -> None:
+    assert list(find_in_status(REST)) == []
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def test_a_router_at_rest_holds_nothing() -> None:
         ({"tasks": [{**TASK, "restarts": 3, "error": "E: x"}]}, "the task controller failed 3 times: E: x"),
     ],
 )  # fmt: skip
-def test_each_thing_that_is_left_is_named(what: dict[str, Any], found: str) -> None:
-    assert list(of_status({**REST, **what})) == [found]
+def test_each_leftover_is_named(what: dict[str, Any], found: str) -> None:
+    assert list(find_in_status({**REST, **what})) == [found]
 
 
-def test_descriptors_of_a_process_are_told_apart() -> None:
-    me = psutil.Process()
+def test_process_descriptors_are_classified() -> None:
+    process = psutil.Process()
     with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as server:
         port, upstream = ours.getsockname()[1], server.getsockname()[1]
-        before = Held.by(me, port, [upstream])
+        before = Descriptors.count(process, port, [upstream])
         assert (before.clients, dict(before.upstream), before.broken) == (0, {}, 0)
         # The other ends also belong to this process, so they count as other descriptors.
         client = socket.create_connection(("127.0.0.1", port))
@@ -48,20 +48,20 @@ def test_descriptors_of_a_process_are_told_apart() -> None:
         behind = socket.create_connection(("127.0.0.1", upstream))
         ending, _ = server.accept()
         with client, accepted, behind, ending, open(os.devnull):
-            now = Held.by(me, port, [upstream])
+            now = Descriptors.count(process, port, [upstream])
             assert (now.clients, dict(now.upstream)) == (1, {upstream: 1})
             assert now.others - before.others == 3
-            assert list(of_descriptors(now, before)) == [
+            assert list(find_extra_descriptors(now, before)) == [
                 "1 connections of clients", "3 descriptors more than before the first request",
             ]  # fmt: skip
             ending.close()
-            assert Held.by(me, port, [upstream]).broken == 1
-        assert Held.by(me, port, [upstream]) == before
+            assert Descriptors.count(process, port, [upstream]).broken == 1
+        assert Descriptors.count(process, port, [upstream]) == before
 
 
-def test_some_connections_to_a_server_may_stand_by() -> None:
-    before = Held(0, {}, 0, 12)
-    assert list(of_descriptors(Held(0, {7: IDLE_MOST}, 0, 11), before)) == []
-    assert list(of_descriptors(Held(0, {7: IDLE_MOST + 1}, 1, 12), before)) == [
+def test_limited_idle_server_connections_are_allowed() -> None:
+    before = Descriptors(0, {}, 0, 12)
+    assert list(find_extra_descriptors(Descriptors(0, {7: IDLE_MOST}, 0, 11), before)) == []
+    assert list(find_extra_descriptors(Descriptors(0, {7: IDLE_MOST + 1}, 1, 12), before)) == [
         "1 connections that their servers have closed", f"{IDLE_MOST + 1} connections to the server at port 7",
     ]  # fmt: skip

@@ -34,7 +34,7 @@ INFO: go on
 """
 
 
-def test_what_is_found(tmp_path: Path) -> None:
+def test_scan_finds_tracebacks_and_alarms(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("fine\n" + OURS)
     (tmp_path / "b.log").write_text(THEIRS + "Task exception was never retrieved\n")
     found = logs.scan([tmp_path / "a.log", tmp_path / "b.log", tmp_path / "none.log"])
@@ -65,7 +65,7 @@ ValueError: another
 """
 
 
-def test_a_chain_of_exceptions_is_one(tmp_path: Path) -> None:
+def test_chained_exceptions_count_once(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(CHAINED)
     found = logs.scan([tmp_path / "a.log"])
     assert found.wrong == ['a.log: ValueError: another (File "a.py", line 1, in b)']
@@ -82,13 +82,13 @@ aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected
 """
 
 
-def test_what_stock_leaves_behind_is_its_own(tmp_path: Path) -> None:
+def test_stock_minilb_traceback_is_not_reported_as_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(STOCK)
     found = logs.scan([tmp_path / "a.log"])
     assert (found.wrong, sum(found.own.values())) == ([], 1)
 
 
-def test_a_quiet_log_has_nothing(tmp_path: Path) -> None:
+def test_log_without_tracebacks_has_no_findings(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("Error in request: no traceback\nprefill failed with exception KVTransferError\n")
     found = logs.scan([tmp_path / "a.log"])
     assert (found.wrong, found.own) == ([], {})

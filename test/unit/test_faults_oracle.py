@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.comparison import Compared
+from faults.comparison import Comparison
 from faults.corpus import Case
-from faults.evidence import DIED, STILL_S, STORM_WORDS, Evidence
-from faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
-from faults.outcome import complaints, piece
+from faults.evidence import DIED, LONG_PAUSE_S, STORM_WORDS, Evidence
+from faults.oracle import CUT, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, RequestRecord, judge
+from faults.outcome import describe_failures, make_piece
 
 from benchmark.results.piece import Piece
 
@@ -35,173 +35,185 @@ def evidence(clock: Clock) -> Evidence:
     return Evidence(clock)
 
 
-def seen(**more: Any) -> Seen:
-    return Seen(**{"number": 1, "deed": "plain", "want": [1, 2, 3], "begin": 100.0, "end": 102.0, **more})
+def make_record(**more: Any) -> RequestRecord:
+    return RequestRecord(
+        **{"number": 1, "action": "plain", "expected": [1, 2, 3], "begin": 100.0, "end": 102.0, **more}
+    )
 
 
-def whole(**more: Any) -> Seen:
-    return seen(**{"status": 200, "got": [1, 2, 3], "done": True, "reason": "length", **more})
+def complete_request(**more: Any) -> RequestRecord:
+    return make_record(**{"status": 200, "answer": [1, 2, 3], "done": True, "reason": "length", **more})
 
 
-def begun(**more: Any) -> Seen:
+def partial_request(**more: Any) -> RequestRecord:
     """Return a stream that ended with an error event."""
-    return seen(**{"status": 200, "got": [1, 2], "stream": True, "begun": True, "reason": "upstream lost", **more})
+    return make_record(
+        **{"status": 200, "answer": [1, 2], "stream": True, "begun": True, "reason": "upstream lost", **more}
+    )
 
 
-def fault(evidence: Evidence, clock: Clock, kind: str, server: str, begin: float, end: float) -> None:
+def record_fault(evidence: Evidence, clock: Clock, kind: str, server: str, begin: float, end: float) -> None:
     clock.now = begin
     with evidence.window(kind, server):
         clock.now = end
 
 
-def sent(evidence: Evidence, clock: Clock, server: str, at: float, what: str = "sent") -> None:
+def record_event(evidence: Evidence, clock: Clock, server: str, at: float, what: str = "sent") -> None:
     clock.now = at
     evidence.note(1, server, what)
 
 
-def end(it: Seen, evidence: Evidence) -> str:
-    return judge(it, evidence, ROLES).end
+def verdict(record: RequestRecord, evidence: Evidence) -> str:
+    return judge(record, evidence, ROLES).end
 
 
-def test_right_is_the_whole_answer_and_nothing_else(evidence: Evidence) -> None:
-    assert end(whole(), evidence) == RIGHT
-    assert end(whole(want=None), evidence) == RIGHT
+def test_only_complete_answer_is_right(evidence: Evidence) -> None:
+    assert verdict(complete_request(), evidence) == RIGHT
+    assert verdict(complete_request(expected=None), evidence) == RIGHT
     for got in ([1, 2], [1, 2, 4], [1, 2, 3, 4], []):
-        assert end(whole(got=got), evidence) == WRONG
-    assert end(whole(broken="an event after the last one"), evidence) == LOST
+        assert verdict(complete_request(answer=got), evidence) == WRONG
+    assert verdict(complete_request(broken="an event after the last one"), evidence) == LOST
 
 
-def test_a_part_that_is_not_right_is_wrong_whatever_happened(evidence: Evidence, clock: Clock) -> None:
-    sent(evidence, clock, "d0", 100.1)
-    fault(evidence, clock, "kill", "d0", 101.0, 130.0)
-    assert end(begun(got=[9]), evidence) == WRONG
-    assert end(seen(left=True, got=[9]), evidence) == WRONG
+def test_incorrect_partial_answer_is_wrong_despite_fault(evidence: Evidence, clock: Clock) -> None:
+    record_event(evidence, clock, "d0", 100.1)
+    record_fault(evidence, clock, "kill", "d0", 101.0, 130.0)
+    assert verdict(partial_request(answer=[9]), evidence) == WRONG
+    assert verdict(make_record(left=True, answer=[9]), evidence) == WRONG
 
 
-def test_silence_is_hung_and_leaving_is_a_cut(evidence: Evidence) -> None:
-    assert end(seen(hung=True), evidence) == HUNG
-    assert end(seen(left=True), evidence) == CUT
+def test_silent_request_is_hung_and_left_request_is_cut(evidence: Evidence) -> None:
+    assert verdict(make_record(hung=True), evidence) == HUNG
+    assert verdict(make_record(left=True), evidence) == CUT
 
 
-def test_a_stream_is_cut_only_by_a_fault_of_its_own_decode_server(evidence: Evidence, clock: Clock) -> None:
-    assert end(begun(), evidence) == LOST
-    sent(evidence, clock, "d0", 100.1)
-    sent(evidence, clock, "p0", 100.1)
-    fault(evidence, clock, "kill", "d1", 101.0, 130.0)
-    fault(evidence, clock, "kill", "p0", 101.0, 130.0)
-    fault(evidence, clock, "flush", "d0", 101.0, 130.0)
-    assert end(begun(), evidence) == LOST
-    fault(evidence, clock, "kill", "d0", 101.0, 130.0)
-    assert end(begun(), evidence) == CUT
-    assert end(begun(got=""), evidence) == CUT
-    assert end(begun(got=None, begun=False), evidence) == LOST  # no token had arrived, so a retry was possible
-    assert end(begun(reason="", broken="reset"), evidence) == LOST  # the client must get a reason
+def test_only_fault_of_own_decode_server_excuses_broken_stream(evidence: Evidence, clock: Clock) -> None:
+    assert verdict(partial_request(), evidence) == LOST
+    record_event(evidence, clock, "d0", 100.1)
+    record_event(evidence, clock, "p0", 100.1)
+    record_fault(evidence, clock, "kill", "d1", 101.0, 130.0)
+    record_fault(evidence, clock, "kill", "p0", 101.0, 130.0)
+    record_fault(evidence, clock, "flush", "d0", 101.0, 130.0)
+    assert verdict(partial_request(), evidence) == LOST
+    record_fault(evidence, clock, "kill", "d0", 101.0, 130.0)
+    assert verdict(partial_request(), evidence) == CUT
+    assert verdict(partial_request(answer=""), evidence) == CUT
+    assert (
+        verdict(partial_request(answer=None, begun=False), evidence) == LOST
+    )  # no token had arrived, so a retry was possible
+    assert verdict(partial_request(reason="", broken="reset"), evidence) == LOST  # the client must get a reason
 
 
-def test_a_stream_whose_connection_was_reset_is_cut(evidence: Evidence, clock: Clock) -> None:
-    sent(evidence, clock, "d0", 100.1)
-    sent(evidence, clock, "d0", 101.0, "reset")
-    assert end(begun(), evidence) == CUT
+def test_stream_with_reset_connection_is_cut(evidence: Evidence, clock: Clock) -> None:
+    record_event(evidence, clock, "d0", 100.1)
+    record_event(evidence, clock, "d0", 101.0, "reset")
+    assert verdict(partial_request(), evidence) == CUT
 
 
-def test_a_stream_that_hung_must_be_cut_in_time(evidence: Evidence, clock: Clock) -> None:
-    sent(evidence, clock, "d0", 100.1)
-    sent(evidence, clock, "d0", 101.0, "hang")
-    assert end(begun(), evidence) == CUT
-    assert end(begun(end=101.0 + HANG_S + 1.0), evidence) == HUNG
-    assert end(begun(end=101.0 + HANG_S + 1.0, unread_s=30.0), evidence) == CUT
-    assert end(whole(end=101.0 + HANG_S + 1.0), evidence) == RIGHT
+def test_hanging_stream_must_end_in_time(evidence: Evidence, clock: Clock) -> None:
+    record_event(evidence, clock, "d0", 100.1)
+    record_event(evidence, clock, "d0", 101.0, "hang")
+    assert verdict(partial_request(), evidence) == CUT
+    assert verdict(partial_request(end=101.0 + HANG_S + 1.0), evidence) == HUNG
+    assert verdict(partial_request(end=101.0 + HANG_S + 1.0, unread_s=30.0), evidence) == CUT
+    assert verdict(complete_request(end=101.0 + HANG_S + 1.0), evidence) == RIGHT
 
 
-def test_no_slot_is_kept_for_a_client_that_does_not_read(evidence: Evidence) -> None:
+def test_slot_of_nonreading_client_must_be_released_in_time(evidence: Evidence) -> None:
     stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream"}
-    assert end(whole(**stalled), evidence) == HUNG
-    assert end(whole(**{**stalled, "unread_s": 3.0}), evidence) == RIGHT
-    assert end(begun(broken="reset", **stalled), evidence) == CUT
-    assert end(begun(broken="reset", got=[9], **stalled), evidence) == WRONG
-    assert end(begun(broken="reset"), evidence) == LOST
+    assert verdict(complete_request(**stalled), evidence) == HUNG
+    assert verdict(complete_request(**{**stalled, "unread_s": 3.0}), evidence) == RIGHT
+    assert verdict(partial_request(broken="reset", **stalled), evidence) == CUT
+    assert verdict(partial_request(broken="reset", answer=[9], **stalled), evidence) == WRONG
+    assert verdict(partial_request(broken="reset"), evidence) == LOST
 
 
-def test_a_fault_explains_a_cut_unread_stream_only_if_the_router_could_notice_it(
-    evidence: Evidence, clock: Clock
-) -> None:
+def test_fault_excuses_unread_stream_only_if_router_could_notice(evidence: Evidence, clock: Clock) -> None:
     stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream", "end": 166.0}
-    assert end(begun(**stalled), evidence) == HUNG
-    sent(evidence, clock, "d0", 100.1)
-    fault(evidence, clock, "kill", "d0", 101.0 + FILLED_S, 130.0)
-    assert end(begun(**stalled), evidence) == HUNG  # the router could not notice the fault
-    fault(evidence, clock, "kill", "d0", 102.0, 130.0)
-    assert end(begun(**stalled), evidence) == CUT
+    assert verdict(partial_request(**stalled), evidence) == HUNG
+    record_event(evidence, clock, "d0", 100.1)
+    record_fault(evidence, clock, "kill", "d0", 161.0, 165.0)
+    assert verdict(partial_request(**stalled), evidence) == HUNG  # the lease should have ended before the fault
+    record_fault(evidence, clock, "kill", "d0", 102.0, 130.0)
+    assert verdict(partial_request(**stalled), evidence) == CUT
 
 
-def test_a_refusal_needs_a_reason_and_an_occasion(evidence: Evidence, clock: Clock) -> None:
-    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST
-    fault(evidence, clock, "kill", "d0", 95.0, 130.0)
-    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST  # there was another server
-    assert end(seen(status=502, reason="lost"), evidence) == LOST
-    fault(evidence, clock, "stop", "d1", 80.0, 99.0)
+def test_refusal_needs_reason_and_excuse(evidence: Evidence, clock: Clock) -> None:
+    assert verdict(make_record(status=503, reason="no server is healthy"), evidence) == LOST
+    record_fault(evidence, clock, "kill", "d0", 95.0, 130.0)
+    assert verdict(make_record(status=503, reason="no server is healthy"), evidence) == LOST  # there was another server
+    assert verdict(make_record(status=502, reason="lost"), evidence) == LOST
+    record_fault(evidence, clock, "stop", "d1", 80.0, 99.0)
     for status in (502, 503, 504):
-        assert end(seen(status=status, reason="no server is healthy"), evidence) == REFUSED
-    assert end(seen(status=503), evidence) == LOST
-    assert end(seen(status=500, reason="oh"), evidence) == LOST
-    assert end(seen(status=400, reason="bad"), evidence) == WRONG
-    assert end(seen(status=400, reason="bad", may_refuse=frozenset((400,))), evidence) == REFUSED
+        assert verdict(make_record(status=status, reason="no server is healthy"), evidence) == REFUSED
+    assert verdict(make_record(status=503), evidence) == LOST
+    assert verdict(make_record(status=500, reason="oh"), evidence) == LOST
+    assert verdict(make_record(status=400, reason="bad"), evidence) == WRONG
+    assert verdict(make_record(status=400, reason="bad", may_refuse=frozenset((400,))), evidence) == REFUSED
 
 
-def test_descriptors_excuse_refusals_and_closed_doors(evidence: Evidence, clock: Clock) -> None:
-    closed = seen(broken="closed without a reply")
-    assert end(closed, evidence) == LOST
-    fault(evidence, clock, "descriptors", "", 99.0, 101.0)
-    assert end(closed, evidence) == CUT
-    assert end(seen(status=503, reason="out of descriptors"), evidence) == REFUSED
-    assert end(seen(status=502, reason="lost"), evidence) == LOST
+def test_exhausted_descriptors_excuse_refusals_and_closed_connections(evidence: Evidence, clock: Clock) -> None:
+    closed = make_record(broken="closed without a reply")
+    assert verdict(closed, evidence) == LOST
+    record_fault(evidence, clock, "descriptors", "", 99.0, 101.0)
+    assert verdict(closed, evidence) == CUT
+    assert verdict(make_record(status=503, reason="out of descriptors"), evidence) == REFUSED
+    assert verdict(make_record(status=502, reason="lost"), evidence) == LOST
 
 
-def test_an_error_of_a_storm_is_a_refusal(evidence: Evidence, clock: Clock) -> None:
-    stormy = seen(status=500, reason="a storm")
-    assert end(stormy, evidence) == LOST
-    assert end(seen(status=502, reason=STORM_WORDS), evidence) == REFUSED
-    sent(evidence, clock, "p0", 100.2, "storm")
-    assert end(stormy, evidence) == REFUSED
+def test_storm_error_counts_as_refusal(evidence: Evidence, clock: Clock) -> None:
+    stormy = make_record(status=500, reason="a storm")
+    assert verdict(stormy, evidence) == LOST
+    assert verdict(make_record(status=502, reason=STORM_WORDS), evidence) == REFUSED
+    record_event(evidence, clock, "p0", 100.2, "storm")
+    assert verdict(stormy, evidence) == REFUSED
 
 
-def test_two_faulty_servers_excuse_a_502(evidence: Evidence, clock: Clock) -> None:
-    lost = seen(status=502, reason="lost")
-    fault(evidence, clock, "kill", "p0", 100.5, 130.0)
-    assert end(lost, evidence) == LOST
-    sent(evidence, clock, "d0", 100.6, "reset")
-    assert end(lost, evidence) == REFUSED
+def test_two_faulty_servers_excuse_502(evidence: Evidence, clock: Clock) -> None:
+    lost = make_record(status=502, reason="lost")
+    record_fault(evidence, clock, "kill", "p0", 100.5, 130.0)
+    assert verdict(lost, evidence) == LOST
+    record_event(evidence, clock, "d0", 100.6, "reset")
+    assert verdict(lost, evidence) == REFUSED
 
 
-def test_an_abort_that_was_asked_for_is_a_cut(evidence: Evidence) -> None:
-    assert end(whole(got=[1, 2], reason="abort", aborted=True), evidence) == CUT
-    assert end(whole(got=[1, 2], reason="abort"), evidence) == WRONG
-    assert end(whole(got=[1, 4], reason="abort", aborted=True), evidence) == WRONG
-    assert end(seen(status=500, reason="Aborted by AbortReq", aborted=True), evidence) == CUT
+def test_requested_abort_counts_as_cut(evidence: Evidence) -> None:
+    assert verdict(complete_request(answer=[1, 2], reason="abort", aborted=True), evidence) == CUT
+    assert verdict(complete_request(answer=[1, 2], reason="abort"), evidence) == WRONG
+    assert verdict(complete_request(answer=[1, 4], reason="abort", aborted=True), evidence) == WRONG
+    assert verdict(make_record(status=500, reason="Aborted by AbortReq", aborted=True), evidence) == CUT
 
 
-def test_a_hostile_request_may_get_a_servers_own_error(evidence: Evidence, clock: Clock) -> None:
-    theirs = seen(status=500, reason="oh", want=None)
-    assert end(theirs, evidence) == LOST
-    sent(evidence, clock, "p0", 100.2, "answered 500")
-    assert end(theirs, evidence) == REFUSED
+def test_hostile_request_may_get_server_error(evidence: Evidence, clock: Clock) -> None:
+    theirs = make_record(status=500, reason="oh", expected=None)
+    assert verdict(theirs, evidence) == LOST
+    record_event(evidence, clock, "p0", 100.2, "answered 500")
+    assert verdict(theirs, evidence) == REFUSED
 
 
-def test_books_count_each_number_once(evidence: Evidence) -> None:
+def test_oracle_counts_each_request_number_once(evidence: Evidence) -> None:
     oracle = Oracle(evidence, ROLES)
-    for it in (whole(), whole(number=2), seen(number=3, hung=True), whole(number=2)):
-        oracle.ended(it)
-    assert (oracle.total(RIGHT), oracle.total(HUNG), oracle.twice) == (2, 1, [2])
+    for it in (
+        complete_request(),
+        complete_request(number=2),
+        make_record(number=3, hung=True),
+        complete_request(number=2),
+    ):
+        oracle.judge_and_count(it)
+    assert (oracle.total(RIGHT), oracle.total(HUNG), oracle.repeated) == (2, 1, [2])
     assert [f["number"] for f in oracle.failures] == [3]
 
 
-def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path) -> None:
+def test_written_result_lists_every_missed_bar(evidence: Evidence, tmp_path: Path) -> None:
     oracle = Oracle(evidence, ROLES)
-    for it in (whole(), seen(number=2, hung=True), whole()):
-        oracle.ended(it)
-    ours = seen(status=400, reason="no")
-    compared = [Compared(Case("fine", b""), ours, ours), Compared(Case("worse", b""), seen(status=500), ours)]
-    made = piece(
+    for it in (complete_request(), make_record(number=2, hung=True), complete_request()):
+        oracle.judge_and_count(it)
+    ours = make_record(status=400, reason="no")
+    compared = [
+        Comparison(Case("fine", b""), ours, ours),
+        Comparison(Case("worse", b""), make_record(status=500), ours),
+    ]
+    made = make_piece(
         oracle,
         compared,
         seed=1,
@@ -221,39 +233,39 @@ def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path
     assert again.data["ends"] == {"plain": {"right": 1, "hung": 1}}
     assert again.data["inflicted"] == {"decode kill": 2, "router flush": 1}
     assert again.data["tracebacks_of_sglang"] == {"theirs": 3}
-    assert [line.partition(":")[0] for line in complaints(made)] == [
+    assert [line.partition(":")[0] for line in describe_failures(made)] == [
         "hung", "requests that ended twice", "tracebacks and alarms in logs",
         "hostile requests taken worse than by stock",
     ]  # fmt: skip
-    assert complaints(made, 2)[-1] == "and 2 more in the result"
+    assert describe_failures(made, 2)[-1] == "and 2 more in the result"
 
 
-def test_what_a_server_may_have_died_of_alone_is_refused(evidence: Evidence, clock: Clock) -> None:
-    refused = seen(status=502, got=None, reason="decode: Connection reset by peer")
-    sent(evidence, clock, "p1", 100.0)
-    assert end(refused, evidence) == LOST
-    sent(evidence, clock, "d0", 100.0, DIED)
-    assert end(refused, evidence) == REFUSED
-    assert end(seen(status=503, got=None, reason="nobody"), evidence) == LOST
+def test_request_that_seemed_to_kill_server_counts_as_refused(evidence: Evidence, clock: Clock) -> None:
+    refused = make_record(status=502, answer=None, reason="decode: Connection reset by peer")
+    record_event(evidence, clock, "p1", 100.0)
+    assert verdict(refused, evidence) == LOST
+    record_event(evidence, clock, "d0", 100.0, DIED)
+    assert verdict(refused, evidence) == REFUSED
+    assert verdict(make_record(status=503, answer=None, reason="nobody"), evidence) == LOST
 
 
-def test_a_stream_of_which_nothing_comes_for_long_may_be_ended(evidence: Evidence, clock: Clock) -> None:
+def test_router_may_end_stream_after_long_silence(evidence: Evidence, clock: Clock) -> None:
     def passed(at: float, server: str = "d0") -> None:
         clock.now = at
-        evidence.passed(1, server)
+        evidence.record_chunk(1, server)
 
     def ends(at: float) -> str:
-        return end(begun(end=at), evidence)
+        return verdict(partial_request(end=at), evidence)
 
     passed(100.5)
     passed(101.0)
-    assert ends(101.0 + STILL_S - 0.1) == LOST, "the router must wait longer"
-    assert ends(101.0 + STILL_S) == CUT
-    assert end(begun(end=120.0, reason=""), evidence) == LOST, "it says why"
-    passed(101.0 + STILL_S)
+    assert ends(101.0 + LONG_PAUSE_S - 0.1) == LOST, "the router must wait longer"
+    assert ends(101.0 + LONG_PAUSE_S) == CUT
+    assert verdict(partial_request(end=120.0, reason=""), evidence) == LOST, "it says why"
+    passed(101.0 + LONG_PAUSE_S)
     assert ends(112.0) == CUT, "the pause before counts: what has come meanwhile comes too late"
-    fault(evidence, clock, "stop", "d1", 100.0, 105.0)
-    nobody = seen(status=503, got=None, reason="no decode server is healthy", begin=104.0, end=108.0)
-    assert end(nobody, evidence) == REFUSED, "both had a fault"
+    record_fault(evidence, clock, "stop", "d1", 100.0, 105.0)
+    nobody = make_record(status=503, answer=None, reason="no decode server is healthy", begin=104.0, end=108.0)
+    assert verdict(nobody, evidence) == REFUSED, "both had a fault"
     passed(112.0, "d1")
     assert ends(113.0) == LOST, "a pause of the server that had it before is none of this stream"

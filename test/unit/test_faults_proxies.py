@@ -19,7 +19,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECES = 6
 
 
-class Bench:
+class ProxiedServer:
     """A streaming server with a proxy in front."""
 
     proxy: Proxy
@@ -71,8 +71,8 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
-    b = Bench()
+async def bench() -> AsyncIterator[ProxiedServer]:
+    b = ProxiedServer()
     server = await asyncio.start_server(b.serve, "127.0.0.1", 0)
     b.proxy = Proxy("p", free_port(), server.sockets[0].getsockname()[1], b.evidence, seed=1)
     await b.proxy.listen()
@@ -87,7 +87,7 @@ ALL = (200, b"012345")
 BROKEN = (OSError, HTTPException)
 
 
-def test_it_passes_on_and_keeps_connections() -> None:
+def test_proxy_forwards_and_keeps_connections() -> None:
     async def run() -> None:
         async with bench() as b:
             with b.connection() as connection:
@@ -99,7 +99,7 @@ def test_it_passes_on_and_keeps_connections() -> None:
     asyncio.run(run())
 
 
-def test_it_refuses_and_comes_back() -> None:
+def test_proxy_refuses_and_recovers() -> None:
     async def run() -> None:
         async with bench() as b:
             with b.connection() as kept:
@@ -116,7 +116,7 @@ def test_it_refuses_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_request_that_nobody_has_read_is_reset_with_evidence(taken: bool) -> None:
+def test_unread_request_is_reset_and_recorded(taken: bool) -> None:
     """``taken``: the proxy has accepted the connection; otherwise only the kernel has."""
 
     async def run() -> None:
@@ -133,7 +133,7 @@ def test_a_request_that_nobody_has_read_is_reset_with_evidence(taken: bool) -> N
     asyncio.run(run())
 
 
-def test_what_runs_goes_on_while_it_refuses() -> None:
+def test_running_request_continues_while_proxy_refuses() -> None:
     async def run() -> None:
         async with bench() as b:
             b.gate.clear()
@@ -146,7 +146,7 @@ def test_what_runs_goes_on_while_it_refuses() -> None:
     asyncio.run(run())
 
 
-def test_resets_come_at_once_or_in_the_middle_and_are_noted() -> None:
+def test_resets_before_or_after_forwarding_are_recorded() -> None:
     async def run() -> None:
         async with bench() as b:
             await b.proxy.mode(proxies.RESET)
@@ -162,7 +162,7 @@ def test_resets_come_at_once_or_in_the_middle_and_are_noted() -> None:
     asyncio.run(run())
 
 
-def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
+def test_silence_stalls_running_requests_and_ends_with_reset() -> None:
     async def run() -> None:
         async with bench() as b:
             b.gate.clear()
@@ -183,7 +183,7 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
     asyncio.run(run())
 
 
-def test_a_stream_hangs_in_the_middle_and_its_server_is_well() -> None:
+def test_stream_hangs_midway_while_server_is_healthy() -> None:
     async def run() -> None:
         async with bench() as b:
             b.events = True
@@ -204,7 +204,7 @@ def test_a_stream_hangs_in_the_middle_and_its_server_is_well() -> None:
     asyncio.run(run())
 
 
-def test_a_storm_answers_itself() -> None:
+def test_storm_replies_without_asking_server() -> None:
     async def run() -> None:
         async with bench() as b:
             await b.proxy.mode(proxies.STORM)
@@ -219,7 +219,7 @@ def test_a_storm_answers_itself() -> None:
 
 
 @pytest.mark.parametrize(("waits_s", "still"), [(1.0, False), (3.0, True)])
-def test_a_server_that_lets_a_probe_wait_stands_still(waits_s: float, still: bool) -> None:
+def test_server_with_long_waiting_probe_counts_as_stalled(waits_s: float, still: bool) -> None:
     """A server stands still while the router waits for a probe. The router's own reaction is no evidence."""
 
     async def run() -> None:

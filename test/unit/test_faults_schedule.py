@@ -11,7 +11,7 @@ from faults import prompts, schedule
 
 
 @pytest.mark.parametrize("lane", schedule.LANES)
-def test_a_round_holds_every_fault_of_its_lane_once(lane: str) -> None:
+def test_round_has_every_fault_of_lane_once(lane: str) -> None:
     kinds = schedule.LANES[lane]
     for seed in range(5):
         some = list(itertools.islice(schedule.faults(seed, lane), 3 * len(kinds)))
@@ -23,38 +23,38 @@ def test_a_round_holds_every_fault_of_its_lane_once(lane: str) -> None:
             assert schedule.GAP_S[lane][0] <= f.gap_s <= schedule.GAP_S[lane][1]
 
 
-def test_the_same_seed_does_the_same() -> None:
-    for make in (lambda s: schedule.faults(s, "decode"), schedule.deeds):
+def test_same_seed_gives_same_schedule_and_prompts() -> None:
+    for make in (lambda s: schedule.faults(s, "decode"), schedule.actions):
         a, b, c = (list(itertools.islice(make(seed), 50)) for seed in (3, 3, 4))
         assert a == b != c
     assert prompts.make(3, 9, 3) == prompts.make(3, 9, 3)
     assert prompts.make(3, 9, 3) != prompts.make(4, 9, 3)
 
 
-def test_deeds_come_as_often_as_they_should() -> None:
-    seen = Counter(d.kind for d in itertools.islice(schedule.deeds(1), 5000))
-    assert set(seen) == set(schedule.DEEDS)
-    for kind, share in schedule.DEEDS.items():
-        assert seen[kind] / 5000 == pytest.approx(share / sum(schedule.DEEDS.values()), rel=0.4)
+def test_action_frequencies_match_weights() -> None:
+    record = Counter(d.kind for d in itertools.islice(schedule.actions(1), 5000))
+    assert set(record) == set(schedule.ACTIONS)
+    for kind, share in schedule.ACTIONS.items():
+        assert record[kind] / 5000 == pytest.approx(share / sum(schedule.ACTIONS.values()), rel=0.4)
 
 
-@pytest.mark.parametrize("only", schedule.CLASSES)
-def test_one_class_alone(only: str) -> None:
-    kinds = {d.kind for d in itertools.islice(schedule.deeds(1, only), 200)}
+@pytest.mark.parametrize("only", schedule.KINDS)
+def test_campaign_can_be_limited_to_one_class(only: str) -> None:
+    kinds = {d.kind for d in itertools.islice(schedule.actions(1, only), 200)}
     inflicted = {
         (f.lane, f.kind) for lane in schedule.LANES for f in itertools.islice(schedule.faults(1, lane, only), 5)
     }
-    if only in schedule.DEEDS:
+    if only in schedule.ACTIONS:
         assert kinds == {schedule.PLAIN, only}
         assert not inflicted
     else:
         assert kinds == {schedule.PLAIN}
         assert {kind for _, kind in inflicted} == {only}
-    assert schedule.covered(inflicted, only)
-    assert not schedule.covered(inflicted)
+    assert schedule.all_faults_inflicted(inflicted, only)
+    assert not schedule.all_faults_inflicted(inflicted)
 
 
-def test_prompts_are_of_all_routes_and_lengths() -> None:
+def test_prompts_cover_all_routes_and_both_lengths() -> None:
     made = prompts.make(1, 60, 30)
     assert [len(json.dumps(p.body)) > 700 for p in made] == [False] * 60 + [True] * 30
     assert {p.route for p in made[:60]} == {p.route for p in made[60:]} == set(prompts.ROUTES)

@@ -22,14 +22,14 @@ def test_tasks_have_their_shares_lengths_and_objectives() -> None:
         assert statistics.mean(new) == pytest.approx(task.tokens, rel=0.12)
 
 
-def test_the_highest_rate_is_where_enough_are_in_time() -> None:
+def test_goodput_rate_meets_objectives_and_fourfold_rate_does_not() -> None:
     way = WAYS["laps"]
     rate = STUDY.goodput(way, 1.0, 100.0)
     assert STUDY.in_time(way, rate, 1.0) >= 0.9
     assert STUDY.in_time(way, 4.0 * rate, 1.0) < 0.9
 
 
-def test_each_task_counts_for_itself_where_that_is_asked() -> None:
+def test_each_option_reports_share_of_worst_task() -> None:
     way = WAYS["shortest-prefill-first, 2048"]
     together, apart = (replace(STUDY, each=each).in_time(way, 60.0, 1.0) for each in (False, True))
     assert apart < together - 0.1, "the largest prompts wait for all others"

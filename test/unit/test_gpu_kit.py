@@ -16,7 +16,7 @@ from benchmark.rig import devices
 from benchmark.rig.progress import Progress
 
 
-def made(out: Path, wanted: list[str], minutes: float = 30.0) -> Kit:
+def make_kit(out: Path, wanted: list[str], minutes: float = 30.0) -> Kit:
     return Kit(out, Progress(), wanted, minutes, [])
 
 
@@ -24,10 +24,10 @@ def piece(title: str = "one") -> Piece:
     return Piece("any", title, "", 0)
 
 
-def test_a_piece_is_written_at_once_and_kept_by_the_next_run(tmp_path: Path) -> None:
-    first = made(tmp_path, ["a"])
+def test_finished_measurement_is_saved_and_kept_by_next_run(tmp_path: Path) -> None:
+    first = make_kit(tmp_path, ["a"])
     first.measure("a", lambda: piece("first"))
-    again = made(tmp_path, ["a"])
+    again = make_kit(tmp_path, ["a"])
     assert not again.wants("a")
     again.measure("a", lambda: piece("second"))
     found = again.collected(["a"])
@@ -35,15 +35,15 @@ def test_a_piece_is_written_at_once_and_kept_by_the_next_run(tmp_path: Path) -> 
     assert not found.missing
 
 
-def test_a_piece_of_another_commit_is_measured_again(tmp_path: Path) -> None:
-    made(tmp_path, ["a"]).measure("a", lambda: piece("first"))
+def test_measurement_of_another_commit_is_repeated(tmp_path: Path) -> None:
+    make_kit(tmp_path, ["a"]).measure("a", lambda: piece("first"))
     file = tmp_path / "gpu-a" / "piece.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "commit": "0000000"}))
-    assert made(tmp_path, ["a"]).wants("a")
+    assert make_kit(tmp_path, ["a"]).wants("a")
 
 
-def test_a_piece_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
-    one = made(tmp_path, ["a", "b"])
+def test_failed_measurement_is_noted_and_next_one_runs(tmp_path: Path) -> None:
+    one = make_kit(tmp_path, ["a", "b"])
 
     def broken() -> Piece:
         raise RuntimeError("no kernel image\nand a page of words")
@@ -55,9 +55,9 @@ def test_a_piece_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path) -> No
     assert list(found.pieces) == ["gpu-b"]
 
 
-def test_a_piece_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_measurement_is_stopped_at_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "PIECE_S", 0.1)
-    one = made(tmp_path, ["a"])
+    one = make_kit(tmp_path, ["a"])
 
     def slow() -> Piece:
         time.sleep(60.0)
@@ -67,13 +67,13 @@ def test_a_piece_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
     assert "took longer" in one.missing["a"]
 
 
-def test_a_load_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_event_loop_measurement_is_stopped_at_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     import uvloop
 
     monkeypatch.setattr(kit, "PIECE_S", 0.1)
-    one = made(tmp_path, ["a"])
+    one = make_kit(tmp_path, ["a"])
 
     def slow() -> Piece:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -84,13 +84,13 @@ def test_a_load_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest
     assert "took longer" in one.missing["a"]
 
 
-def test_no_piece_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
-    one = made(tmp_path, ["a"], minutes=0.0)
+def test_no_measurement_starts_after_time_is_used_up(tmp_path: Path) -> None:
+    one = make_kit(tmp_path, ["a"], minutes=0.0)
     one.measure("a", piece)
     assert "no time" in one.missing["a"]
 
 
-def test_an_answer_is_wrong_only_where_the_model_was_sure() -> None:
+def test_answer_is_wrong_only_if_model_was_sure() -> None:
     device = answers.small(False, 1)
     sure, tie = Answer(1, -0.1, 2.0), Answer(1, -0.7, 0.001)
     other = Answer(2, -0.7, 0.001)
@@ -101,11 +101,11 @@ def test_an_answer_is_wrong_only_where_the_model_was_sure() -> None:
     assert found.figures[0].met is False
 
 
-def test_chunks_of_a_prompt_hold_all_of_it() -> None:
+def test_chunks_cover_prompt_and_profile_matches_gpu() -> None:
     assert latency.steps(20000) == [(8192, 0), (8192, 8192), (3616, 16384)]
     assert latency.of_this_gpu("NVIDIA H100 80GB HBM3, 580").name == "h100-qwen3-8b"
     assert latency.of_this_gpu("NVIDIA H200, 580").name == latency.of_this_gpu("").name == "h200-qwen3-8b"
 
 
-def test_servers_on_a_gpu_have_the_sizes_of_the_profile() -> None:
+def test_gpu_server_layers_match_profile() -> None:
     assert devices.DEVICES[devices.CUDA].layers == latency.of_this_gpu("").layers

@@ -20,7 +20,7 @@ def ladder(tokens: int = MOST_ROWS, length: int = 32768, slots: int = 4096, mult
     return made
 
 
-def test_row_counts_of_the_default_flags() -> None:
+def test_default_flags_give_expected_row_counts() -> None:
     assert ladder(graph_strategy="memory").rows == (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
     fine = ladder()
     assert fine.rows[:12] == (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
@@ -29,7 +29,7 @@ def test_row_counts_of_the_default_flags() -> None:
     assert (fine.length, fine.slots) == (256, 64)
 
 
-def test_row_counts_that_are_no_powers_of_two() -> None:
+def test_row_counts_need_not_be_powers_of_two() -> None:
     assert row_counts([100], [1, 3], strategy="memory", most=2048) == (104, 304)
     fine = row_counts([100], [1, 3], strategy="latency", most=2048)
     assert {104, 304, 8, 96, 112, 160, 256} <= set(fine)
@@ -39,7 +39,7 @@ def test_row_counts_that_are_no_powers_of_two() -> None:
     assert row_counts([64], [16], strategy="latency", most=100, multiple=24) == (24, 48, 72, 96)
 
 
-def test_flags_with_very_many_products_are_thinned_to_the_steps() -> None:
+def test_too_many_row_counts_are_thinned_to_ladder_steps() -> None:
     many = row_counts(range(1, 300), range(1, 65), strategy="memory", most=2048)
     assert many == ladder().rows
     exact = row_counts([8], range(1, MOST + 1), strategy="memory", most=2048)
@@ -48,7 +48,9 @@ def test_flags_with_very_many_products_are_thinned_to_the_steps() -> None:
 
 
 @given(sizes, sizes, strategies, st.integers(8, 4096))
-def test_row_counts_hold_what_the_products_hold(lengths: list[int], batches: list[int], how: str, most: int) -> None:
+def test_row_counts_are_aligned_and_cover_largest_product(
+    lengths: list[int], batches: list[int], how: str, most: int
+) -> None:
     rows = row_counts(lengths, batches, strategy=how, most=most)
     top = max(lengths) * max(batches)
     assert list(rows) == sorted(set(rows))
@@ -58,7 +60,7 @@ def test_row_counts_hold_what_the_products_hold(lengths: list[int], batches: lis
 
 
 @given(sizes, sizes, st.integers(1, 5000))
-def test_the_fine_ladder_pads_a_quarter_at_most(lengths: list[int], batches: list[int], tokens: int) -> None:
+def test_fine_ladder_pads_at_most_one_quarter(lengths: list[int], batches: list[int], tokens: int) -> None:
     made = ladder(graph_lengths=lengths, graph_batches=batches, tokens=1 << 20)
     found = made.fitting_rows(tokens)
     if tokens > made.rows[-1]:
@@ -70,7 +72,7 @@ def test_the_fine_ladder_pads_a_quarter_at_most(lengths: list[int], batches: lis
         assert found - tokens < max(MULTIPLE, found / 4)
 
 
-def test_no_graph_is_padded_to_more_than_twice() -> None:
+def test_padding_at_most_doubles_rows() -> None:
     coarse = ladder(graph_strategy="memory")
     assert [coarse.fitting_rows(n) for n in (3, 4, 8, 9, 17, 1024, 1025, 2048, 2049)] == [
         None, 8, 8, 16, 32, 1024, 2048, 2048, None,
@@ -79,7 +81,7 @@ def test_no_graph_is_padded_to_more_than_twice() -> None:
     assert [sparse.fitting_rows(n) for n in (8, 9, 127, 128, 256)] == [8, None, None, 256, 256]
 
 
-def test_the_server_bounds_the_ladder() -> None:
+def test_server_limits_bound_ladder() -> None:
     small = ladder(tokens=300, length=100, slots=10)
     assert (small.length, small.slots, small.rows[-1]) == (64, 8, 296)
     assert ladder(length=20).length == 16
@@ -91,7 +93,7 @@ def test_the_server_bounds_the_ladder() -> None:
     assert Ladder.of(config, tokens=2048, length=100, slots=0) is None
 
 
-def test_l_and_b_admit_and_the_table_decides() -> None:
+def test_limits_admit_batches_and_measured_times_choose_graph() -> None:
     made = ladder(graph_lengths=[32], graph_batches=[4]).with_times({8: (1.0, 2.0), 16: (2.0, 1.0), 24: (1.0, 1.0)})
     assert made.faster == {16}
     assert [made.admits(new) for new in ([32], [33], [1, 1, 1, 1], [1] * 5, [])] == [True, False, True, False, False]
@@ -102,7 +104,7 @@ def test_l_and_b_admit_and_the_table_decides() -> None:
 
 
 @given(sizes, sizes, strategies)
-def test_a_row_count_is_timed_with_a_batch_it_serves(lengths: list[int], batches: list[int], how: str) -> None:
+def test_timing_sample_is_batch_served_by_its_row_count(lengths: list[int], batches: list[int], how: str) -> None:
     made = ladder(graph_lengths=lengths, graph_batches=batches, graph_strategy=how)
     below = 0
     for rows in made.rows:

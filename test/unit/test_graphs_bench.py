@@ -10,7 +10,7 @@ def rates(graph: float) -> dict[str, dict[str, list[float]]]:
     return {GRAPHS: {"requests_per_s": [graph] * 3}, FCFS: {"requests_per_s": [10.0] * 3}}
 
 
-def test_graphs_are_judged_where_they_are_worst_and_best_and_by_what_their_capture_takes() -> None:
+def test_graph_figures_cover_worst_load_best_load_and_capture() -> None:
     points = {"1": rates(9.0), "8": rates(12.0), "32": rates(11.0)}
     found = graph_figures(points, {"padded_share": 0.3, "capture_s": 20.0, "capture_mib": 500.0})
     assert [(f.name, f.value, f.met) for f in found] == [

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from groups import COST, Group, prompt
+from groups import COST, Group, make_prompt
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
 from laps_core.policy.decode import PROMPT_SHARE, Decode
@@ -65,44 +65,44 @@ class Ranks(Group):
                 self.decode()
 
 
-def test_a_step_ends_before_the_next_decode_step_is_due() -> None:
+def test_prefill_step_ends_before_decode_step_is_due() -> None:
     ranks = Ranks(400.0, [4, 0, 0, 0])
-    ranks.waiting[1] += [prompt(100_000)]
+    ranks.waiting[1] += [make_prompt(100_000)]
     choice = ranks.decide()
     assert choice is not None
     assert choice.seconds <= 0.4 - STEP_S
     free = Ranks(400.0, [0, 0, 0, 0])
-    free.waiting[1] += [prompt(100_000)]
+    free.waiting[1] += [make_prompt(100_000)]
     longer = free.decide()
     assert longer is not None
     assert longer.seconds > choice.seconds
 
 
-def test_all_ranks_decode_where_no_step_would_end_in_time() -> None:
+def test_late_prefill_step_waits_for_decode_step() -> None:
     ranks = Ranks(400.0, [4, 0, 0, 0])
-    ranks.waiting[1] += [prompt(100_000)]
+    ranks.waiting[1] += [make_prompt(100_000)]
     ranks.now += 0.37
     assert ranks.decide() is None
     ranks.decode()
     assert ranks.decide() is not None
 
 
-def test_what_is_owed_to_prompts_runs_though_it_takes_longer_than_the_target() -> None:
+def test_share_owed_to_prompts_runs_despite_short_target() -> None:
     ranks = Ranks(1.0, [4, 4, 4, 4])
-    ranks.waiting[0] += [prompt(300)]
+    ranks.waiting[0] += [make_prompt(300)]
     choice = ranks.decide()
     assert choice is not None
     assert choice.seconds > 0.001
 
 
 @pytest.mark.parametrize("target_ms", [20.0, 150.0, 500.0])
-def test_streams_and_prompts_have_what_they_were_promised(target_ms: float) -> None:
+def test_prompts_get_their_share_and_token_gaps_stay_bounded(target_ms: float) -> None:
     rng = random.Random(target_ms)
     ranks = Ranks(target_ms, [8, 1, 0, 3])
     for _ in range(40):
         for waiting in ranks.waiting:
             waiting += [
-                prompt(*rng.choice(((rng.randint(1, 250), 0), (3000, 0), (20_000, 2000))), ranks.now)
+                make_prompt(*rng.choice(((rng.randint(1, 250), 0), (3000, 0), (20_000, 2000))), ranks.now)
                 for _ in range(rng.randint(0, 3))
             ]
         ranks.run(0.5)

@@ -6,12 +6,14 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 from groups import COST
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.learning import GroupModel, GroupSample, proportions
+from laps_core.group.learning import GroupModel, GroupSample, learn_latest, proportions
+from laps_core.latency.fits import Learned
 from laps_core.latency.strata import PER_STRATUM, STRATA, Strata
 
 GUESS = GroupCost(ranks=4, fixed=0.1, token=1e-4, alpha=1e-9, expert=1e-6, absorbed=1e-8)
@@ -32,7 +34,7 @@ def steps(n: int, cost: GroupCost = COST, noise: float = 0.02, seed: int = 1) ->
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_own_part_and_experts_are_learned_apart(padded: bool) -> None:
+def test_own_and_expert_terms_are_learned_separately(padded: bool) -> None:
     true = replace(COST, padded=padded)
     model = GroupModel(replace(GUESS, padded=padded))
     for sample in steps(400, true):
@@ -48,7 +50,7 @@ def test_own_part_and_experts_are_learned_apart(padded: bool) -> None:
     assert off[int(0.9 * len(off))] < 0.1
 
 
-def test_a_stretched_step_in_ten_does_not_matter() -> None:
+def test_fit_tolerates_ten_percent_stretched_steps() -> None:
     model, rng = GroupModel(GUESS), random.Random(3)
     for sample in steps(400):
         model.observe(sample._replace(seconds=sample.seconds * (3.0 if rng.random() < 0.1 else 1.0)))
@@ -58,7 +60,27 @@ def test_a_stretched_step_in_ten_does_not_matter() -> None:
     assert off[len(off) // 2] < 0.05
 
 
-def test_nonsense_is_refused() -> None:
+@pytest.mark.parametrize("times", [0.5, 3.0])
+def test_model_forgets_steps_of_other_speed(times: float) -> None:
+    model, now = GroupModel(GUESS), COST.stretched(times)
+    for sample in steps(1500):
+        model.observe(sample)
+    for sample in steps(900, now, seed=5):
+        model.observe(sample)
+    documents = [COST.shape([(tokens, 90_000)]) for tokens in (300, 6000)]
+    for first in documents:  # seldom seen since the change
+        shapes = (first, *[OwnShape(0, 0, 0, 0)] * (COST.ranks - 1))
+        assert model.cost.seconds(shapes) == pytest.approx(now.seconds(shapes), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_outdates_no_steps(seed: int) -> None:
+    samples = [s._replace(number=i + 1) for i, s in enumerate(steps(1000, noise=0.15, seed=seed))]
+    for newest in (300, 600, 1000):
+        assert learn_latest(samples[:newest], COST, (), newest).outdated is None
+
+
+def test_invalid_samples_are_ignored() -> None:
     model = GroupModel(GUESS)
     shapes = steps(1)[0].shapes
     for seconds in (0.0, -1.0, math.inf, math.nan):
@@ -69,7 +91,7 @@ def test_nonsense_is_refused() -> None:
     assert model.observed == 0
 
 
-def test_steps_that_are_alike_tell_nothing() -> None:
+def test_identical_steps_give_no_fit() -> None:
     model = GroupModel(GUESS)
     for sample in steps(1) * 100:
         model.observe(sample)
@@ -78,7 +100,7 @@ def test_steps_that_are_alike_tell_nothing() -> None:
     assert model.cost == GUESS
 
 
-def test_a_guess_is_stretched_to_the_first_steps_and_replaced_by_a_fit() -> None:
+def test_first_steps_scale_guess_and_fit_replaces_guess() -> None:
     """The proportions of the terms are wrong, but predictions are right on average at once."""
     true = replace(COST.stretched(20.0), absorbed=None)
     model = GroupModel(proportions(true.ranks), guess=True)
@@ -100,7 +122,7 @@ def test_a_guess_is_stretched_to_the_first_steps_and_replaced_by_a_fit() -> None
     assert off() < min(0.1, stretched)
 
 
-def test_what_the_steps_do_not_tell_apart_stays_in_proportion() -> None:
+def test_indistinguishable_terms_keep_their_proportions() -> None:
     """With one request at a time on one rank, own part and experts cannot be distinguished."""
     true, rng = replace(COST.stretched(3.0), absorbed=None), random.Random(5)
     model = GroupModel(replace(COST, absorbed=None), guess=True)
@@ -114,7 +136,7 @@ def test_what_the_steps_do_not_tell_apart_stays_in_proportion() -> None:
     assert model.cost.seconds(everywhere) == pytest.approx(true.seconds(everywhere), rel=0.1)
 
 
-def test_a_bounded_number_of_steps_is_kept() -> None:
+def test_number_of_kept_steps_is_bounded() -> None:
     kept: Strata[int] = Strata()
     for i in range(10_000):
         kept.add(i % 200, i)
@@ -122,19 +144,12 @@ def test_a_bounded_number_of_steps_is_kept() -> None:
     assert max(kept.samples()) == 9999
 
 
-def test_a_fit_made_elsewhere_is_taken_over_when_it_is_done() -> None:
-    class Later:
-        found: GroupCost | None = None
+def test_background_fit_is_adopted_when_done() -> None:
+    asked, later, model = [], Future[Learned[GroupCost | None]](), GroupModel(GUESS)
 
-        def done(self) -> bool:
-            return self.found is not None
-
-        def result(self) -> GroupCost | None:
-            return self.found
-
-    asked, later, model = [], Later(), GroupModel(GUESS)
-
-    def submit(learn: object, samples: Sequence[GroupSample], cost: GroupCost, held: Sequence[GroupSample]) -> Later:
+    def submit(
+        learn: object, samples: Sequence[GroupSample], cost: GroupCost, *rest: object
+    ) -> Future[Learned[GroupCost | None]]:
         asked.append((len(samples), cost))
         return later
 
@@ -143,9 +158,7 @@ def test_a_fit_made_elsewhere_is_taken_over_when_it_is_done() -> None:
         model.observe(sample)
     assert asked == [(32, GUESS)], "one at a time"
     assert not model.fitted
-    later.found = COST
+    later.set_result(Learned(COST))
     model.settle()
     assert model.fitted
     assert model.cost is COST
-    model.fit()
-    assert asked[1][0] <= 512

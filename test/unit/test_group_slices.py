@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from groups import COST, Group, fill
+from groups import COST, Group, add_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
@@ -17,7 +17,7 @@ LAYERS = 61
 DOCUMENT = (100_000, 0)
 
 
-class Sliced(Group):
+class SlicedGroup(Group):
     """Ranks whose steps run in slices."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Sliced(Group):
         return said.pop()
 
 
-def test_a_short_request_preempts_a_document() -> None:
-    group = Sliced()
-    fill(group, [[DOCUMENT] * 3] * 4)
+def test_short_request_preempts_long_prompt_step() -> None:
+    group = SlicedGroup()
+    add_prompts(group, [[DOCUMENT] * 3] * 4)
     parts = group.begin()
     assert parts > 10
     assert not any(p.tokens <= 200 for ran in group.ran for p, _ in ran)
@@ -75,28 +75,28 @@ def test_a_short_request_preempts_a_document() -> None:
     assert [(p.tokens, n) for ran in group.ran for p, n in ran] == [(100, 100)]
 
 
-def test_a_long_prompt_does_not_preempt_another() -> None:
-    group = Sliced()
-    fill(group, [[DOCUMENT] * 2] * 4)
+def test_long_prompt_does_not_preempt_another() -> None:
+    group = SlicedGroup()
+    add_prompts(group, [[DOCUMENT] * 2] * 4)
     group.begin()
     group.slice()
     group.add(0, *DOCUMENT)
     assert group.decide() is None
 
 
-def test_near_its_end_a_step_is_left_alone() -> None:
-    group = Sliced()
-    fill(group, [[DOCUMENT]] * 4)
+def test_step_near_its_end_may_not_be_preempted() -> None:
+    group = SlicedGroup()
+    add_prompts(group, [[DOCUMENT]] * 4)
     parts = group.begin()
     for _ in range(parts - 1):
         group.slice()
     assert not group.open
 
 
-def test_preemptions_are_saved_up_to_a_few_and_then_a_share_of_the_time() -> None:
-    group = Sliced()
+def test_preemptions_are_limited_to_saved_ones_plus_time_share() -> None:
+    group = SlicedGroup()
     count, time = 0, 0.0
-    fill(group, [[DOCUMENT] * 10] * 4)
+    add_prompts(group, [[DOCUMENT] * 10] * 4)
     while time < 30.0:
         slices = group.planners[0].slices
         assert slices is not None
@@ -117,9 +117,9 @@ def test_preemptions_are_saved_up_to_a_few_and_then_a_share_of_the_time() -> Non
 
 @settings(deadline=None, max_examples=15)
 @given(seconds=st.lists(st.floats(0.03, 3.0), min_size=1, max_size=4))
-def test_slices_are_about_as_long_as_they_should_be_and_no_more_than_layers(seconds: list[float]) -> None:
-    group = Sliced()
-    fill(group, [[DOCUMENT]] * 4)
+def test_slice_length_is_near_target_and_count_within_layers(seconds: list[float]) -> None:
+    group = SlicedGroup()
+    add_prompts(group, [[DOCUMENT]] * 4)
     menus = group.menus()
     slices = group.planners[0].slices
     assert slices is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from laps_core.policy.fairness import Guard
 
 
-def test_the_oldest_is_due_once_others_have_earned_it_a_turn() -> None:
+def test_oldest_prompt_is_due_after_batch_of_others() -> None:
     guard = Guard(0.25)
     assert not guard.due()
     guard.record_batch(0.1, oldest=False)
@@ -18,13 +18,13 @@ def test_the_oldest_is_due_once_others_have_earned_it_a_turn() -> None:
     assert not guard.due()
 
 
-def test_without_a_share_it_is_never_due() -> None:
+def test_oldest_prompt_is_never_due_without_share() -> None:
     guard = Guard(0.0)
     guard.record_batch(5.0, oldest=False)
     assert not guard.due()
 
 
-def test_what_is_earned_in_vain_is_one_batch_at_most() -> None:
+def test_guard_credit_is_limited_to_one_batch() -> None:
     guard = Guard(0.25)
     for _ in range(1000):
         guard.record_batch(0.1, oldest=False)
@@ -35,7 +35,7 @@ def test_what_is_earned_in_vain_is_one_batch_at_most() -> None:
     assert turns <= 2
 
 
-def test_what_is_owed_is_one_batch_at_most() -> None:
+def test_guard_debt_is_limited_to_one_batch() -> None:
     guard = Guard(0.25)
     for _ in range(1000):
         guard.record_batch(0.1, oldest=True)
@@ -46,7 +46,7 @@ def test_what_is_owed_is_one_batch_at_most() -> None:
     assert others <= 4
 
 
-def test_nothing_is_carried_over_an_empty_line() -> None:
+def test_guard_reset_clears_credit() -> None:
     guard = Guard(0.25)
     guard.record_batch(1.0, oldest=False)
     guard.reset()
@@ -55,7 +55,7 @@ def test_nothing_is_carried_over_an_empty_line() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 1 << 30), share=st.floats(0.05, 1.0))
-def test_of_any_long_time_the_oldest_has_its_share(seed: int, share: float) -> None:
+def test_oldest_prompt_gets_its_share_of_any_long_time(seed: int, share: float) -> None:
     """The oldest prompt gets at least share L - 2 B of a time L, where B is the longest batch (one before and one after
     that time)."""
     rng, guard, log = random.Random(seed), Guard(share), []

@@ -10,7 +10,7 @@ from laps_core.protocol import read_status
 
 
 @given(st.integers(1, 1 << 22))
-def test_a_bucket_holds_what_is_longer_than_the_one_before_and_no_longer_than_its_end(tokens: int) -> None:
+def test_bucket_bounds_enclose_token_count(tokens: int) -> None:
     bucket = bucket_of(tokens)
     assert tokens <= upper(bucket)
     assert bucket == 0 or tokens > upper(bucket - 1)
@@ -28,7 +28,7 @@ def test_every_request_is_counted_once(came: list[tuple[int, int]]) -> None:
     assert len(told.buckets) <= BUCKETS
 
 
-def test_the_router_tells_the_lengths_of_what_it_has_placed() -> None:
+def test_router_status_reports_lengths_of_routed_requests() -> None:
     pytest.importorskip("sglang_router")
     from laps_core.pools.choice import Choice
     from laps_core.pools.config import AllocConfig

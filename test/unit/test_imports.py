@@ -67,16 +67,16 @@ def folders(graph: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("package", list(PACKAGES))
-def test_modules_hold_no_circle(package: str) -> None:
+def test_modules_have_no_import_cycles(package: str) -> None:
     assert not circle(graph_of(package))
 
 
 @pytest.mark.parametrize("package", list(PACKAGES))
-def test_folders_hold_no_circle(package: str) -> None:
+def test_folders_have_no_import_cycles(package: str) -> None:
     assert not circle(folders(graph_of(package)))
 
 
-def test_circles_are_found() -> None:
+def test_import_cycles_are_detected() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
     assert not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
@@ -88,7 +88,7 @@ def may_import() -> dict[str, set[str]]:
     return {package: set(re.findall(r"`(\w+)`", named)) for package, named in rows if package in PACKAGES}
 
 
-def test_packages_import_what_the_table_says() -> None:
+def test_packages_import_only_packages_allowed_by_table() -> None:
     may = may_import()
     assert may.keys() == PACKAGES.keys()
     order = list(may)
@@ -117,7 +117,7 @@ def top_level(file: Path) -> set[str]:
     return names
 
 
-def test_the_core_imports_no_clock_no_chance_and_no_input_or_output() -> None:
+def test_core_imports_no_clock_randomness_or_io() -> None:
     assert not {name: found for name, file in modules("laps_core").items() if (found := top_level(file) & IMPURE)}
 
 

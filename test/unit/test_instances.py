@@ -35,7 +35,7 @@ def server(clock: Clock) -> PrefillInstance:
     return PrefillInstance("http://h:1/", 8998, clock=clock)
 
 
-def test_answers_are_counted_and_the_latency_follows_them(server: Instance) -> None:
+def test_answers_are_counted_and_averaged_into_latency(server: Instance) -> None:
     server.note_answer(2.0)
     assert (server.answers, server.answers_s, server.latency_s) == (1, 2.0, 2.0)
     server.note_answer(4.0)
@@ -43,14 +43,14 @@ def test_answers_are_counted_and_the_latency_follows_them(server: Instance) -> N
     assert server.latency_s == pytest.approx(2.0 + RECENT * 2.0)
 
 
-def test_a_server_rests_for_a_moment_and_comes_back(server: Instance, clock: Clock) -> None:
+def test_resting_server_becomes_usable_again(server: Instance, clock: Clock) -> None:
     server.rest()
     assert not server.usable
     clock.now += REST_S
     assert server.usable
 
 
-def test_a_lost_request_need_not_be_the_cause_if_others_were_lost_or_there(server: Instance, clock: Clock) -> None:
+def test_note_lost_considers_other_lost_or_running_requests(server: Instance, clock: Clock) -> None:
     assert not server.note_lost()
     clock.now += 0.5 * TOGETHER_S
     assert server.note_lost()
@@ -61,7 +61,7 @@ def test_a_lost_request_need_not_be_the_cause_if_others_were_lost_or_there(serve
         assert server.note_lost()
 
 
-def test_only_requests_without_a_first_token_are_cut(server: Instance) -> None:
+def test_cut_cancels_request_waiting_for_first_token(server: Instance) -> None:
     leg = Leg()
     with server.lease(10) as lease, server.lease(20):
         lease.leg = leg
@@ -69,7 +69,7 @@ def test_only_requests_without_a_first_token_are_cut(server: Instance) -> None:
     assert leg.ended
 
 
-def test_work_in_flight_is_counted_once_and_given_back_once(server: Instance, clock: Clock) -> None:
+def test_leases_count_work_in_flight_once_and_release_once(server: Instance, clock: Clock) -> None:
     with server.lease(10) as first:
         clock.now += 1.0
         with server.lease(20):
@@ -86,7 +86,7 @@ def test_work_in_flight_is_counted_once_and_given_back_once(server: Instance, cl
         assert server.busy_seconds() == 8.0
 
 
-def test_a_record_counts_for_the_pool_if_it_names_one(server: PrefillInstance, clock: Clock) -> None:
+def test_pool_record_sets_pool_only_if_assigned(server: PrefillInstance, clock: Clock) -> None:
     assert server.record_at == -math.inf
     server.adopt_record(PoolRecord(assignment="long", version=3))
     assert (server.pool, server.record_at) == ("long", clock.now)
@@ -95,12 +95,12 @@ def test_a_record_counts_for_the_pool_if_it_names_one(server: PrefillInstance, c
         assert (server.pool, server.record) == ("long", record)
 
 
-def test_as_many_ranks_as_are_tracked_are_places(server: PrefillInstance) -> None:
+def test_server_tracks_maximum_number_of_dp_ranks(server: PrefillInstance) -> None:
     server.set_rank_count(RANKS_MAX)
     assert len(server.places) == RANKS_MAX
 
 
-def test_lateness_fades(server: PrefillInstance, clock: Clock) -> None:
+def test_ttft_deviation_decays_over_time(server: PrefillInstance, clock: Clock) -> None:
     server.note_ttft(0.8, 0.4)
     assert server.deviation == pytest.approx(0.2)
     clock.now += SPAN_S
@@ -109,7 +109,7 @@ def test_lateness_fades(server: PrefillInstance, clock: Clock) -> None:
     assert server.deviation == pytest.approx(0.2 * 0.4 + 0.6)
 
 
-def test_a_server_to_avoid_is_left_even_if_no_other_admits_requests(clock: Clock) -> None:
+def test_avoided_server_is_used_only_without_healthy_alternative(clock: Clock) -> None:
     first, second = (PrefillInstance(f"http://h:{i}", 1, clock=clock) for i in (1, 2))
     for server in (first, second):
         server.rest()

@@ -23,7 +23,7 @@ class Scheduler:
         return self.asked
 
 
-def test_sixteen_clients_that_poll_each_second_cause_about_one_question() -> None:
+def test_sixteen_polling_clients_cause_about_one_query_per_second() -> None:
     async def run() -> None:
         s = Scheduler()
         for _ in range(50):
@@ -36,7 +36,7 @@ def test_sixteen_clients_that_poll_each_second_cause_about_one_question() -> Non
     asyncio.run(run())
 
 
-def test_a_failure_is_everybodys_once_and_is_not_kept() -> None:
+def test_failed_query_is_raised_and_not_cached() -> None:
     async def run() -> None:
         s = Scheduler()
         s.fails = True
@@ -50,7 +50,7 @@ def test_a_failure_is_everybodys_once_and_is_not_kept() -> None:
     asyncio.run(run())
 
 
-def test_a_poll_without_an_age_gets_a_new_status_which_serves_the_others_too() -> None:
+def test_poll_without_age_gets_new_status_and_refreshes_cache() -> None:
     async def run() -> None:
         s = Scheduler()
         assert await s.kept.get() == (1, 0.0)
@@ -64,7 +64,7 @@ def test_a_poll_without_an_age_gets_a_new_status_which_serves_the_others_too() -
     asyncio.run(run())
 
 
-def test_polls_during_a_question_wait_for_its_answer() -> None:
+def test_polls_during_query_share_its_answer() -> None:
     async def run() -> None:
         s = Scheduler()
         s.free.clear()

@@ -24,19 +24,19 @@ def kernels(new: int, old: int, n: int) -> dict[str, float]:
     }
 
 
-def test_an_additive_device_is_found_again() -> None:
+def test_fit_recovers_additive_device() -> None:
     rows = grid.samples(kernels)
     found = fitting.fit(rows)
     assert fit.errors(found, rows)["worst"] < 0.01
     assert found.fixed == pytest.approx(TRUE.fixed, rel=0.01)
 
 
-def test_a_mixed_batch_costs_what_its_parts_do() -> None:
+def test_mixed_batch_costs_sum_of_its_requests() -> None:
     batch = [(4096, 8192), (64, 0), (64, 0)]
     assert grid.seconds(batch, kernels) == pytest.approx(TRUE.seconds(StepShape.of(batch)), rel=1e-3)
 
 
-def test_the_grid_has_batches_histories_and_mixtures() -> None:
+def test_grid_covers_batches_histories_and_mixtures() -> None:
     shapes = [StepShape.of(batch) for batch in grid.batches()]
     assert max(s.tokens for s in shapes) == grid.LONGEST
     assert any(s.requests > 1 for s in shapes)
@@ -44,7 +44,7 @@ def test_the_grid_has_batches_histories_and_mixtures() -> None:
     assert any(len(set(batch)) > 2 for batch in grid.batches())
 
 
-def test_host_times_are_named_and_slow_launches_count() -> None:
+def test_profile_records_host_times_and_slow_launches() -> None:
     rows = grid.samples(kernels)
     made = fit.profile("x", "here", 36, rows, {})
     assert made.details["assumed"]["reply_s"] == made.reply_s
@@ -54,7 +54,7 @@ def test_host_times_are_named_and_slow_launches_count() -> None:
 
 
 @pytest.mark.parametrize(("system", "model", "tp"), command.KEPT)
-def test_profiles_that_come_with_the_package_fit_their_grid(system: str, model: str, tp: int) -> None:
+def test_packaged_profiles_fit_their_grid(system: str, model: str, tp: int) -> None:
     kept = Profile.load(command.profile_name(system, model, tp))
     rows = [StepSample(StepShape(*map(int, shape)), seconds) for *shape, seconds in kept.details["grid"]]
     off = fit.errors(Coefficients(**kept.details["kernels"]), rows)
@@ -64,12 +64,12 @@ def test_profiles_that_come_with_the_package_fit_their_grid(system: str, model: 
     assert "assumed" in kept.source
 
 
-def test_names_are_short() -> None:
+def test_profile_names_are_short() -> None:
     assert command.profile_name("h200_sxm", "Qwen/Qwen3-30B-A3B", 2) == "h200-qwen3-30b-a3b-tp2"
     assert command.profile_name("h100_sxm", "/some/where/My Model", 1) == "h100-my-model"
 
 
-def test_without_aiconfigurator_it_is_one_line(
+def test_missing_aiconfigurator_prints_install_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmark.gpu import ladder
 
 
-def test_one_line_for_each_batch_with_what_each_path_took() -> None:
+def test_table_lists_times_of_each_path_per_row_count() -> None:
     times = [
         {"rows": 64, "requests": 4, "breakable": 6.0, "eager": 16.0},
         {"rows": 8, "requests": 1, "eager": 15.0},

@@ -29,7 +29,7 @@ def traffic(rng: random.Random, n: int) -> list[Reqs]:
     return [[one() for _ in range(rng.choice([1, 1, 2, 4, 8]))] for _ in range(n)]
 
 
-def measured(seed: int, n: int, noise: float, hiccups: float = 0.0) -> list[StepSample]:
+def measure_steps(seed: int, n: int, noise: float, hiccups: float = 0.0) -> list[StepSample]:
     rng = random.Random(seed)
 
     def seconds(requests: Reqs) -> float:
@@ -39,7 +39,7 @@ def measured(seed: int, n: int, noise: float, hiccups: float = 0.0) -> list[Step
     return [StepSample.of(r, seconds(r)) for r in traffic(rng, n)]
 
 
-def taught(samples: Iterable[StepSample]) -> LatencyModel:
+def fit_model(samples: Iterable[StepSample]) -> LatencyModel:
     """Return a model fitted to all samples."""
     model = LatencyModel()
     for sample in samples:
@@ -48,7 +48,7 @@ def taught(samples: Iterable[StepSample]) -> LatencyModel:
     return model
 
 
-def test_a_request_adds_its_work_to_a_step() -> None:
+def test_request_adds_its_work_to_step_time() -> None:
     device = Coefficients(alpha=1 / 64, linear=1 / 2, gamma_r=1 / 16, per_request=3.0, fixed=100.0)
     assert device.work_s(4, 2) == 4 * 8 / 64 + 4 / 2 + 2 / 16 + 3.0
     alone, both = (device.seconds(StepShape.of(those)) for those in ([(5, 7)], [(5, 7), (4, 2)]))
@@ -57,8 +57,8 @@ def test_a_request_adds_its_work_to_a_step() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("hiccups", [0.0, 0.03])
-def test_recovers_known_coefficients_within_five_percent(seed: int, hiccups: float) -> None:
-    model = taught(measured(seed, 2000, 0.015, hiccups))
+def test_fit_recovers_coefficients_within_five_percent(seed: int, hiccups: float) -> None:
+    model = fit_model(measure_steps(seed, 2000, 0.015, hiccups))
     found = model.coefficients
     assert found is not None
     for name in ("alpha", "linear", "gamma_r", "per_request", "fixed"):
@@ -69,9 +69,9 @@ def test_recovers_known_coefficients_within_five_percent(seed: int, hiccups: flo
     assert hiccups or error["p90"] < 0.05
 
 
-def test_noisy_steps_stay_within_the_error_asked_for() -> None:
+def test_error_on_noisy_steps_stays_within_limits() -> None:
     model = LatencyModel()
-    for sample in measured(7, 800, 0.1, hiccups=0.02):
+    for sample in measure_steps(7, 800, 0.1, hiccups=0.02):
         model.observe(sample)
     error = model.error()
     assert error is not None
@@ -79,10 +79,10 @@ def test_noisy_steps_stay_within_the_error_asked_for() -> None:
     assert error["p90"] <= 0.25
 
 
-def test_one_request_at_a_time_without_history_still_fits() -> None:
+def test_model_fits_single_requests_without_history() -> None:
     rng = random.Random(0)
     shapes = [[(int(2 ** rng.uniform(3, 11)), 0)] for _ in range(200)]
-    model = taught(StepSample.of(r, TRUE.seconds(StepShape.of(r))) for r in shapes)
+    model = fit_model(StepSample.of(r, TRUE.seconds(StepShape.of(r))) for r in shapes)
     assert model.predict([(700, 0)]) == pytest.approx(TRUE.seconds(StepShape.of([(700, 0)])), rel=0.01)
 
 
@@ -94,7 +94,7 @@ def test_one_request_at_a_time_without_history_still_fits() -> None:
         ([[(10, 0)], [(100, 0)], [(1000, 0)]], 20, "too few"),
     ],
 )
-def test_refuses_degenerate_steps_and_says_why(requests: list[Reqs], n: int, why: str) -> None:
+def test_degenerate_steps_give_no_fit_and_reason(requests: list[Reqs], n: int, why: str) -> None:
     model = LatencyModel()
     for i in range(n):
         model.observe(StepSample.of(requests[i % len(requests)], 0.01))
@@ -102,11 +102,10 @@ def test_refuses_degenerate_steps_and_says_why(requests: list[Reqs], n: int, why
     assert model.predict([(10, 0)]) is None
     assert model.boundary() is None
     assert model.error() is None
-    model.fit()
     assert why in model.status()["why_not"]
 
 
-def test_ignores_times_that_are_none() -> None:
+def test_invalid_steps_are_ignored() -> None:
     model = LatencyModel()
     for seconds in (0.0, -1.0, math.nan, math.inf):
         model.observe(StepSample.of([(10, 0)], seconds))
@@ -114,7 +113,7 @@ def test_ignores_times_that_are_none() -> None:
     assert model.status()["observed"] == 0
 
 
-def test_rare_large_steps_outlive_a_flood_of_small_ones() -> None:
+def test_rare_large_steps_survive_many_small_ones() -> None:
     model = LatencyModel()
     large = [[(4000 + 100 * i, 0)] for i in range(12)]
     for r in large:
@@ -127,9 +126,9 @@ def test_rare_large_steps_outlive_a_flood_of_small_ones() -> None:
     assert model.predict([(4500, 0)]) == pytest.approx(TRUE.seconds(StepShape.of([(4500, 0)])), rel=0.1)
 
 
-def test_follows_a_device_that_got_slower() -> None:
+def test_model_adapts_to_slower_device() -> None:
     model = LatencyModel()
-    samples = measured(3, 3000, 0.02)
+    samples = measure_steps(3, 3000, 0.02)
     for s in samples[:1500]:
         model.observe(s)
     for s in samples[1500:]:
@@ -137,7 +136,7 @@ def test_follows_a_device_that_got_slower() -> None:
     assert model.predict([(500, 0)]) == pytest.approx(2 * TRUE.seconds(StepShape.of([(500, 0)])), rel=0.1)
 
 
-def test_no_history_refits_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_refits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LatencyModel()
     fits: list[int] = []
     original = model.fit
@@ -147,7 +146,7 @@ def test_no_history_refits_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
         original()
 
     monkeypatch.setattr(model, "fit", fit)
-    for s in measured(0, 5000, 0.02):
+    for s in measure_steps(0, 5000, 0.02):
         model.observe(s)
     assert len(fits) <= 25
 
@@ -156,24 +155,24 @@ def test_no_history_refits_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.floats(0, 1e-6), st.floats(1e-7, 1e-3), st.floats(1e-4, 1.0))
-def test_knee_is_where_the_marginal_cost_has_caught_up(alpha: float, linear: float, fixed: float) -> None:
+def test_knee_is_where_token_work_equals_fixed_cost(alpha: float, linear: float, fixed: float) -> None:
     tokens = knee(alpha, linear, fixed)
     assert alpha * tokens * tokens + linear * tokens == pytest.approx(fixed)
 
 
-def test_the_knee_where_a_term_is_missing() -> None:
+def test_knee_handles_missing_terms() -> None:
     assert knee(0.0, 0.0, 1.0) == math.inf
     assert knee(0.0, 2.0, 1.0) == 0.5
     assert knee(4.0, 0.0, 1.0) == 0.5
     assert knee(4.0, 0.0, 0.0) == 0.0
 
 
-def test_the_boundary_is_the_knee_of_what_was_fitted() -> None:
-    model = taught(measured(0, 600, 0.01))
+def test_boundary_is_knee_of_fitted_model() -> None:
+    model = fit_model(measure_steps(0, 600, 0.01))
     assert model.boundary() == pytest.approx(knee(2e-8, 4e-5, 8e-3), rel=0.05)
 
 
-def test_auto_threshold_is_clamped_slow_and_does_not_flap() -> None:
+def test_auto_threshold_is_clamped_rate_limited_and_stable() -> None:
     auto = Threshold(None)
 
     def at(now: float, boundary: float | None) -> int:
@@ -194,15 +193,15 @@ def test_auto_threshold_is_clamped_slow_and_does_not_flap() -> None:
 # -- saved models
 
 
-def test_a_saved_model_predicts_the_same_and_goes_on_learning(tmp_path: Path) -> None:
-    model = taught(measured(0, 600, 0.02))
+def test_saved_model_predicts_equally_and_keeps_learning(tmp_path: Path) -> None:
+    model = fit_model(measure_steps(0, 600, 0.02))
     path = str(tmp_path / "h100.json")
     saved_model.save(model, path)
     again = saved_model.load(path)
     assert again.predict([(300, 50)]) == model.predict([(300, 50)])
     assert again.error() == model.error()
     assert again.boundary() == model.boundary()
-    for s in measured(1, 200, 0.02):
+    for s in measure_steps(1, 200, 0.02):
         again.observe(s)
     assert again.predict([(300, 50)]) == pytest.approx(model.predict([(300, 50)]), rel=0.1)
 
@@ -214,6 +213,7 @@ SAVED = '{"kind": "laps-latency", "version": 1, "coefficients": null, "samples":
     ("text", "why"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON|recursion"),
         ("[]", "not a saved latency model"),
         ("{}", "not a saved latency model"),
         ('{"kind": "laps-latency", "version": 2}', "version 2, this release reads 1"),
@@ -228,8 +228,9 @@ SAVED = '{"kind": "laps-latency", "version": 1, "coefficients": null, "samples":
         (SAVED % "[1, 2, 3, true, 0.5]", "damaged"),
     ],
 )
-def test_refuses_another_file_in_one_line(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "m.json"
+@pytest.mark.parametrize("name", ["m.json", "m"])
+def test_invalid_model_file_is_rejected_in_one_line(tmp_path: Path, name: str, text: str, why: str) -> None:
+    path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError, match=why) as e:
         saved_model.load(str(path))
@@ -237,23 +238,27 @@ def test_refuses_another_file_in_one_line(tmp_path: Path, text: str, why: str) -
     assert "profile: " in str(e.value)
 
 
-def test_refuses_a_negative_coefficient_and_a_missing_file(tmp_path: Path) -> None:
-    model = taught(measured(0, 600, 0.02))
+def test_negative_coefficient_and_missing_folder_are_rejected(tmp_path: Path) -> None:
+    model = fit_model(measure_steps(0, 600, 0.02))
     body = json.loads(model.to_json())
     body["coefficients"]["fixed"] = -1.0
     with pytest.raises(ConfigError, match=r">= 0.0 - at `\$.coefficients.fixed`"):
         LatencyModel.from_json(json.dumps(body), "here")
     assert not saved_model.load(str(tmp_path / "none.json")).fitted, "it will be written there"
+    for name in ("h200-qwen3-8bb", "model"):
+        with pytest.raises(ConfigError, match=r"no such profile; known: .*h200-qwen3-8b, .*; a new file") as e:
+            saved_model.load(name)
+        assert "\n" not in str(e.value)
     with pytest.raises(ConfigError, match="no such folder"):
         saved_model.load(str(tmp_path / "none" / "none.json"))
     with pytest.raises(ConfigError, match="Is a directory"):
         saved_model.load(str(tmp_path))
 
 
-def test_status_is_json_and_complete() -> None:
+def test_model_status_is_json_with_fit_results() -> None:
     model = LatencyModel()
     assert json.loads(json.dumps(model.status()))["fitted"] is False
-    model = taught(measured(0, 600, 0.02))
+    model = fit_model(measure_steps(0, 600, 0.02))
     status = json.loads(json.dumps(model.status()))
     assert status["fitted"]
     assert status["why_not"] is None
@@ -261,15 +266,15 @@ def test_status_is_json_and_complete() -> None:
     assert status["error"]["samples"] == 120
 
 
-def test_one_of_five_steps_is_held_out_of_the_fit() -> None:
+def test_one_fifth_of_steps_is_held_out_of_fit() -> None:
     model = LatencyModel()
-    for s in measured(0, 100, 0.02):
+    for s in measure_steps(0, 100, 0.02):
         model.observe(s)
     kept = json.loads(model.to_json())
     assert (len(kept["samples"]), len(kept["held_out"])) == (80, 20)
 
 
-def test_a_save_that_fails_leaves_the_saved_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_leaves_saved_model_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.json"
     model = LatencyModel()
     saved_model.save(model, str(path))

@@ -9,14 +9,14 @@ from typing import Any
 
 from laps_core.latency.model import MIN_SAMPLES, LatencyModel
 from laps_core.latency.step import StepSample
-from pacers import pacer
+from pacers import make_pacer
 
 
 def steps(n: int, first: int = 0) -> list[StepSample]:
     return [StepSample.of([(100 + 50 * (i % 12), 0)], 1e-3 + 1e-4 * (100 + 50 * (i % 12))) for i in range(first, n)]
 
 
-class Elsewhere:
+class ManualExecutor:
     """Executor whose fits wait until ``go`` is called."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Elsewhere:
                 future.set_result(made())
 
 
-def test_reporting_a_step_does_not_wait_for_the_fit() -> None:
-    model, elsewhere, at_once = LatencyModel(), Elsewhere(), LatencyModel()
+def test_observe_does_not_wait_for_fit() -> None:
+    model, elsewhere, at_once = LatencyModel(), ManualExecutor(), LatencyModel()
     model.submit = elsewhere.submit
     for step in steps(MIN_SAMPLES):
         model.observe(step)
@@ -50,8 +50,8 @@ def test_reporting_a_step_does_not_wait_for_the_fit() -> None:
     assert model.status()["why_not"] is None
 
 
-def test_a_fit_that_cannot_be_made_says_why_and_leaves_the_one_before() -> None:
-    model, elsewhere = LatencyModel(), Elsewhere()
+def test_failed_background_fit_reports_reason() -> None:
+    model, elsewhere = LatencyModel(), ManualExecutor()
     model.submit = elsewhere.submit
     for _ in range(MIN_SAMPLES):
         model.observe(StepSample.of([(100, 0)], 0.01))
@@ -61,8 +61,8 @@ def test_a_fit_that_cannot_be_made_says_why_and_leaves_the_one_before() -> None:
     assert not model.fitted
 
 
-def test_the_pacer_takes_a_fit_over_between_two_decisions() -> None:
-    me, elsewhere = pacer(known=False), Elsewhere()
+def test_pacer_adopts_fit_between_decisions() -> None:
+    me, elsewhere = make_pacer(known=False), ManualExecutor()
     me.model.submit = elsewhere.submit
     for step in steps(MIN_SAMPLES):
         me.model.observe(step)
@@ -73,7 +73,7 @@ def test_the_pacer_takes_a_fit_over_between_two_decisions() -> None:
     assert me.model.fitted
 
 
-def test_a_thread_will_do() -> None:
+def test_fit_can_run_in_another_thread() -> None:
     model, futures, ran_in = LatencyModel(), [], []
     with ThreadPoolExecutor(1) as pool:
 

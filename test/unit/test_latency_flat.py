@@ -29,45 +29,45 @@ def steps(device: Coefficients, n: int = 400, noise: float = 0.03) -> list[StepS
     return found
 
 
-def test_below_the_bend_a_step_takes_what_it_takes_at_the_bend() -> None:
+def test_step_time_is_constant_below_flat_and_linear_above() -> None:
     one, same = (BENT.seconds(StepShape(0, tokens, 0, 1)) for tokens in (1, 192))
     assert one == same
     assert BENT.seconds(StepShape(0, 384, 0, 1)) - same == pytest.approx(192 * 8e-5)
     assert BENT.step_s == pytest.approx(2e-3 + 192 * 8e-5)
 
 
-def test_the_fit_tells_the_two_kinds_of_device_apart() -> None:
+def test_fit_detects_whether_device_has_flat_part() -> None:
     assert fit(steps(ADDED)).flat == 0
     found = fit(steps(BENT))
     assert 128 <= found.flat <= 256
     assert found.step_s == pytest.approx(BENT.step_s, rel=0.1)
 
 
-def test_a_few_wild_steps_do_not_bend_it() -> None:
+def test_outlier_steps_do_not_add_flat_part_to_fit() -> None:
     rng = random.Random(2)
     wild = [s._replace(seconds=s.seconds * (5.0 if rng.random() < 0.03 else 1.0)) for s in steps(ADDED)]
     assert fit(wild).flat == 0
 
 
-def test_the_boundary_is_where_work_has_caught_up_with_memory() -> None:
+def test_boundary_balances_token_work_and_overhead() -> None:
     # alpha L^2 + linear L = the step's own time and the request's.
     edge = BENT.boundary()
     assert BENT.alpha * edge**2 + BENT.linear * edge == pytest.approx(BENT.step_s + BENT.per_request)
 
 
-def test_a_saved_model_keeps_its_bend() -> None:
+def test_saved_model_keeps_flat() -> None:
     model = LatencyModel(BENT)
     assert LatencyModel.from_json(model.to_json(), "here").coefficients == BENT
 
 
-def test_beside_others_a_short_prompt_costs_its_tokens() -> None:
+def test_short_prompt_in_shared_batch_costs_its_tokens() -> None:
     sizes = Sizes(LatencyModel(BENT), chunk_tokens=8192, unit=1, layers=0, slice_s=0.004)
     assert sizes.beside_s(Waiting(100, 0, 0.0)) == pytest.approx(100 * 8e-5 + 100**2 * 5e-10)
     assert sizes.beside_s(Waiting(1000, 0, 0.0)) == pytest.approx(1000 * 8e-5 + 1000**2 * 5e-10)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 192, 500, 8192, 8200, 20000])
-def test_the_simulated_device_takes_as_long(tokens: int) -> None:
+def test_simulated_device_matches_latency_model(tokens: int) -> None:
     profile = Profile(name="", source="", coefficients=BENT, poll_s=0.0)
     device, left, history, took = Device(profile), tokens, 0, 0.0
     while left:

@@ -35,7 +35,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_existing_targets(page: Path) -> None:
     dead = []
     for link in links(page):
         name, _, anchor = link.partition("#")
@@ -45,12 +45,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
-def test_the_pages_are_found() -> None:
+def test_pages_and_readme_links_are_found() -> None:
     assert {"README.md", "docs/LAPS.md", "examples/README.md"} <= {str(page.relative_to(REPO)) for page in PAGES}
     assert links(REPO / "README.md")
 
 
-def test_the_architecture_names_files_that_exist() -> None:
+def test_architecture_names_only_existing_files() -> None:
     text = (REPO / "docs" / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`([\w/]+\.py)`", text))
     files = [

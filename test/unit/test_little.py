@@ -27,16 +27,16 @@ def parking(clients: int, long_share: float, until_s: float) -> list[Asked]:
     return asked
 
 
-def in_a_stretch(asked: list[Asked], begin_s: float, end_s: float) -> tuple[float, float]:
+def throughput_and_ttft(answers: list[Asked], begin_s: float, end_s: float) -> tuple[float, float]:
     """Return rate and mean TTFT of the answers within a time range, which misses parked prompts."""
-    seen = [a for a in asked if begin_s <= a.sent_s + a.took_s < end_s]
+    seen = [a for a in answers if begin_s <= a.sent_s + a.took_s < end_s]
     return len(seen) / (end_s - begin_s), sum(a.took_s for a in seen) / len(seen)
 
 
-def test_a_stretch_misses_parked_prompts_and_whole_cycles_do_not() -> None:
+def test_whole_cycles_count_parked_prompts_that_time_range_misses() -> None:
     clients = 32
     asked = parking(clients, 0.01, 40.0)
-    rate, mean_s = in_a_stretch(asked, 0.0, 4.0)
+    rate, mean_s = throughput_and_ttft(asked, 0.0, 4.0)
     assert rate * mean_s < 0.4 * clients, "the old way"
     found = steady(asked, clients, 0.0, 4.0)
     assert found.littles_ratio == pytest.approx(1.0, abs=0.05)
@@ -48,7 +48,7 @@ def test_a_stretch_misses_parked_prompts_and_whole_cycles_do_not() -> None:
     assert set(found.as_dict()) >= {"clients", "requests_per_s", "mean_ttft_s", "littles_ratio", "tokens_per_s"}
 
 
-def test_a_missed_prompt_breaks_littles_law() -> None:
+def test_littles_law_fails_for_missing_or_idle_clients() -> None:
     asked = [Asked(client, 0.1 * i, 0.1, 0.1, 1) for client in range(9) for i in range(50)]
     assert steady(asked, 9, 1.0, 4.0).require("a server").holds
     with pytest.raises(ConnectionError, match=r"^a server: .*of 10 clients do not add up .*0\.90"):
@@ -61,7 +61,7 @@ def test_a_missed_prompt_breaks_littles_law() -> None:
 
 @pytest.mark.parametrize("name", ["fcfs", "shortest-prefill-first", "laps"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_simulated_closed_loops_count_everybody(name: str, overlap: bool) -> None:
+def test_simulated_closed_loops_satisfy_littles_law(name: str, overlap: bool) -> None:
     sizes = mix(fixed(50), log_uniform(1024, 8192), 0.05)
     profile = Profile.load("h200-qwen3-8b")
     outcome = run(VARIANTS[name], Closed(sizes, 32, 5000, 3), profile, overlap=overlap)
@@ -70,7 +70,7 @@ def test_simulated_closed_loops_count_everybody(name: str, overlap: bool) -> Non
     assert found.mean_ttft_s > 0.0
 
 
-def test_a_run_in_which_a_prompt_was_parked_all_the_time_is_too_short() -> None:
+def test_too_short_closed_loop_run_fails_littles_law() -> None:
     sizes = mix(fixed(50), log_uniform(1024, 8192), 0.05)
     outcome = run(VARIANTS["laps"], Closed(sizes, 32, 600, 3), Profile.load("h200-qwen3-8b"))
     with pytest.raises(ConnectionError, match="measure for longer"):

@@ -12,7 +12,7 @@ DRAIN = st.sampled_from([SHORT, LONG])
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1.0), st.booleans(), DRAIN), min_size=1, max_size=300))
-def test_others_stand_back_for_a_part_of_the_time_at_most(steps: list[tuple[float, bool, ClassName]]) -> None:
+def test_memory_hold_takes_bounded_share_of_time(steps: list[tuple[float, bool, ClassName]]) -> None:
     room, now, still, longest = MemoryHold(), 0.0, 0.0, max(step for step, *_ in steps)
     for step, lacking, drain in steps:
         back = room.choose_held_classes(now, lacking=lacking, drains=drain)
@@ -24,7 +24,7 @@ def test_others_stand_back_for_a_part_of_the_time_at_most(steps: list[tuple[floa
 
 
 @given(st.floats(0.0, 100.0), st.floats(1e-3, HOLD_S), DRAIN)
-def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float, drain: ClassName) -> None:
+def test_memory_hold_frees_memory_within_bound(stuck_s: float, drain_s: float, drain: ClassName) -> None:
     """Other work frees its memory after `stuck_s`; short batches free theirs `drain_s` after the last was built."""
     room, now, built = MemoryHold(), 0.0, 0.0
     room.choose_held_classes(now, lacking=False, drains=SHORT)
@@ -36,7 +36,7 @@ def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_
 
 
 @pytest.mark.parametrize("drain", [SHORT, LONG])
-def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) -> None:
+def test_first_memory_hold_spares_short_requests_while_long_drains(drain: ClassName) -> None:
     room, first, both = MemoryHold(), (LONG,) if drain == LONG else (LONG, SHORT), (LONG, SHORT)
     turns = (
         *((100.0, first), (104.9, first), (105.0, ()), (119.9, ())),
@@ -46,7 +46,7 @@ def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) 
         assert room.choose_held_classes(now, lacking=True, drains=drain) == back
 
 
-def test_others_go_on_longer_than_they_stood_back() -> None:
+def test_rest_after_memory_hold_lasts_three_times_as_long() -> None:
     room = MemoryHold()
     assert room.choose_held_classes(100.0, lacking=True, drains=SHORT)
     assert not room.choose_held_classes(101.0, lacking=False, drains=SHORT)
@@ -54,7 +54,15 @@ def test_others_go_on_longer_than_they_stood_back() -> None:
     assert room.choose_held_classes(104.0, lacking=True, drains=SHORT)
 
 
-def test_where_nothing_gives_memory_back_it_is_tried_once_and_others_go_on() -> None:
+def test_rest_does_not_count_idle_time_after_memory_hold() -> None:
+    room = MemoryHold()
+    assert room.choose_held_classes(100.0, lacking=True, drains=SHORT)
+    # The prompt started at 101 s, and no other long prompt came for an hour.
+    assert not room.choose_held_classes(3700.0, lacking=False, drains=SHORT)
+    assert room.choose_held_classes(3700.0 + REST * HOLD_S, lacking=True, drains=SHORT)
+
+
+def test_memory_hold_lasts_one_round_if_no_work_drains() -> None:
     room = MemoryHold()
 
     def back(now: float, drains: ClassName | None) -> tuple[ClassName, ...]:

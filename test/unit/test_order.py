@@ -47,14 +47,14 @@ def test_every_order_can_be_configured(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_priority_comes_first(name: str) -> None:
+def test_higher_priority_goes_first_in_every_order(name: str) -> None:
     urgent = Waiting(5000, 0, 99.0, None, 5000, priority=-1)
     assert order(name, [job(90.0, 101.0, 0.1, 0.1), urgent]) == [1, 0]
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
 @given(JOBS)
-def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[Waiting]) -> None:
+def test_orders_serve_each_prompt_once_and_ties_by_arrival(name: str, jobs: list[Waiting]) -> None:
     got = order(name, jobs)
     assert sorted(got) == list(range(len(jobs)))
     same = [job(a, 105.0, 1.0, 2.0) for a in (99.0, 97.0, 98.0)]
@@ -62,7 +62,7 @@ def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[
 
 
 @given(JOBS)
-def test_s_edf_is_the_formula_of_the_paper(jobs: list[Waiting]) -> None:
+def test_s_edf_follows_flowprefill_formula(jobs: list[Waiting]) -> None:
     def priority(w: Waiting) -> float:
         slack = slack_s(w, SIZES.work_s(w), NOW)
         return 0.0 if w.deadline_s is None else ((slack > 0) - (slack < 0)) / w.deadline_s
@@ -78,7 +78,7 @@ def test_lars_weighs_slack_by_length() -> None:
     assert order("s-edf", [short, long]) == [0, 1]
 
 
-def test_lars_lets_a_late_request_gain_and_an_open_ended_one_wait() -> None:
+def test_lars_puts_late_prompts_first_and_open_ended_last() -> None:
     late, urgent, open_ended = job(0, NOW - 1, 1, 1), job(0, NOW + 1.1, 1, 1), job(0, None, 1, 1)
     assert order("lars", [open_ended, urgent, late]) == [2, 1, 0]
     assert order("s-edf", [open_ended, urgent, late]) == [1, 0, 2]
@@ -88,19 +88,19 @@ def due(work_s: float, deadline_s: float | None) -> Waiting:
     return job(90.0, None if deadline_s is None else NOW + deadline_s, work_s, work_s)
 
 
-def test_least_work_serves_who_can_be_in_time_then_open_ended_then_late() -> None:
+def test_least_work_serves_timely_then_open_ended_then_late() -> None:
     jobs = [due(0.5, None), due(2.0, 3.0), due(0.1, -1.0), due(0.4, None), due(0.5, 1.0)]
     assert order("least-work", jobs) == [4, 1, 3, 0, 2]
 
 
-def test_where_not_all_can_be_in_time_the_largest_is_left_out() -> None:
+def test_least_work_puts_largest_last_if_deadlines_conflict() -> None:
     jobs = [due(1.9, 2.0), due(0.5, 2.5), due(0.5, 2.6), due(0.5, 2.7)]
     assert order("least-work", jobs) == [1, 2, 3, 0]
     assert order("s-edf", jobs) == [0, 1, 2, 3]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(-1.0, 6.0)), max_size=7))
-def test_no_choice_has_more_in_time(spec: list[tuple[float, float]]) -> None:
+def test_in_time_maximizes_number_of_met_deadlines(spec: list[tuple[float, float]]) -> None:
     jobs = [due(work_s, deadline_s) for work_s, deadline_s in spec]
     works = [SIZES.work_s(w) for w in jobs]
 
@@ -123,14 +123,14 @@ BEFORE: dict[str, list[int]] = {"least-work": [2, 0], "fcfs": [], "s-edf": [0], 
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_only_who_goes_before_what_is_paused_is_in_line(name: str) -> None:
+def test_service_order_lists_only_prompts_before_paused_batch(name: str) -> None:
     jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
     paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
     assert service_order(ORDERS[name], jobs, SIZES, NOW, paused) == BEFORE[name]
 
 
 @pytest.mark.parametrize(("deadline_s", "turns"), [(1.6, [0, 1, 2]), (1.4, [1, 0, 2])])
-def test_deadlines_change_the_turns_only_where_one_would_be_missed(deadline_s: float, turns: list[int]) -> None:
+def test_deadlines_change_least_work_order_only_if_needed(deadline_s: float, turns: list[int]) -> None:
     """In both cases the first has half a second of work and no deadline; the last is late in any order."""
     jobs = [due(0.5, None), due(1.0, deadline_s), due(0.4, 0.1)]
     assert service_order(ORDERS["least-work"], jobs, SIZES, NOW) == turns

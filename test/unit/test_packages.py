@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_package_version_matches_pyproject() -> None:
     assert laps_core.__version__ == PROJECT["version"]
 
 
@@ -63,7 +63,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
         ("test", ("server", "router", "dev", "trace")),
     ],
 )
-def test_what_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:
+def test_imported_packages_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     known = declared(*extras)
     missing = {
         f"{name} ({path.relative_to(REPO)})"
@@ -73,7 +73,7 @@ def test_what_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> N
     assert not missing
 
 
-def test_constraints_pin_what_is_declared() -> None:
+def test_constraints_pin_declared_packages() -> None:
     pinned = {
         line.partition("==")[0].replace("-", "_").lower() for line in (REPO / "constraints.txt").read_text().split()
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from laps_core.length import whole_units
 from laps_core.policy.batching import pack
 from laps_core.policy.types import Waiting
 
@@ -17,29 +18,39 @@ def item(tokens: int, started: bool = False) -> Waiting:
     return Waiting(tokens, 0, 0.0, started=started)
 
 
-def sizes(fixed_s: float = F) -> Any:
-    return SimpleNamespace(beside_s=lambda w: w.tokens * 25e-6, fixed_s=fixed_s)
+def sizes(fixed_s: float = F, unit: int = 1) -> Any:
+    return SimpleNamespace(
+        beside_s=lambda w: w.tokens * 25e-6, fixed_s=fixed_s, whole_units=lambda tokens: whole_units(tokens, unit)
+    )
 
 
-def test_a_lone_prompt_fills_the_batch_and_is_cut() -> None:
+def test_lone_prompt_may_exceed_token_budget() -> None:
     assert pack([item(20_000)], sizes(), budget=8192, waiting=1) == [0]
 
 
-def test_where_few_wait_the_next_one_would_only_delay_the_first() -> None:
+def test_pack_adds_no_prompt_if_few_requests_wait() -> None:
     assert pack([item(1000), item(2000)], sizes(), budget=8192, waiting=2) == [0]
 
 
-def test_where_many_wait_a_saved_step_is_worth_more() -> None:
+def test_pack_adds_prompts_if_many_requests_wait() -> None:
     crowd = [item(300 + i) for i in range(12)]
     packed = pack(crowd, sizes(), budget=8192, waiting=40)
     assert len(packed) > 4
 
 
-def test_what_does_not_pay_is_not_cut_in_either() -> None:
-    assert pack([item(1000), item(50_000)], sizes(), budget=8192, waiting=2) == [0]
+def test_pack_adds_no_part_of_large_prompt() -> None:
+    pair = [item(1000), item(2000)]
+    assert pack(pair, sizes(1.0), budget=3000, waiting=9) == [0, 1]
+    assert pack(pair, sizes(1.0), budget=2999, waiting=9) == [0]
 
 
-def test_one_prompt_in_progress_at_most() -> None:
+def test_pack_counts_whole_pages_of_each_prompt() -> None:
+    pair = [item(700), item(705)]
+    assert pack(pair, sizes(1.0, unit=64), budget=1408, waiting=9) == [0]
+    assert pack(pair, sizes(1.0, unit=64), budget=1472, waiting=9) == [0, 1]
+
+
+def test_pack_takes_at_most_one_prompt_in_progress() -> None:
     packed = pack([item(300, True), item(400, True), item(500)], sizes(1.0), budget=8192, waiting=9)
     assert packed == [0, 2]
 
@@ -49,17 +60,18 @@ def test_one_prompt_in_progress_at_most() -> None:
     budget=st.integers(1, 16_384),
     waiting=st.integers(1, 500),
 )
-def test_a_pack_keeps_the_rules(spec: list[tuple[int, bool]], budget: int, waiting: int) -> None:
+def test_pack_keeps_order_and_exceeds_budget_only_with_lone_prompt(
+    spec: list[tuple[int, bool]], budget: int, waiting: int
+) -> None:
     items = [item(*s) for s in spec]
     packed = pack(items, sizes(), budget=budget, waiting=waiting)
     assert packed[0] == 0
     assert packed == sorted(set(packed))
     assert sum(items[i].started for i in packed) <= 1
-    whole = sum(items[i].tokens for i in packed[:-1])
-    assert whole < budget, "only the last is cut"
+    assert len(packed) == 1 or sum(items[i].tokens for i in packed) <= budget
 
 
-def test_one_goes_along_while_the_sum_of_latencies_falls() -> None:
+def test_pack_adds_prompt_only_if_total_latency_falls() -> None:
     pair = [item(100), item(500)]  # costs the first 12.5 ms more, and saves each waiting prompt AHEAD fixed times
     for waiting, picked in ((2, [0]), (3, [0, 1])):
         assert pack(pair, sizes(), budget=8192, waiting=waiting) == picked

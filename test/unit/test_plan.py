@@ -13,7 +13,7 @@ views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD)
 tokens = st.integers(0, 1 << 40)
 
 
-def made(fields: dict[str, Any]) -> Plan:
+def make_plan(fields: dict[str, Any]) -> Plan:
     return Plan(**fields)
 
 
@@ -27,24 +27,24 @@ plans = st.fixed_dictionaries(
         "held": st.sampled_from(["", "window", "memory"]),
         "decode": st.sampled_from(["", "first", "carried"]),
     }
-).map(made)
+).map(make_plan)
 
 
 @given(plans)
-def test_a_plan_arrives_as_it_was_made(plan: Plan) -> None:
+def test_plan_round_trips(plan: Plan) -> None:
     numbers = plan.numbers()
     assert len(numbers) == PLAN_NUMBERS
     assert all(type(n) is int and abs(n) < 1 << 63 for n in numbers)
     assert Plan.of(numbers) == plan
 
 
-def test_the_fullest_plan_fits() -> None:
+def test_largest_plan_round_trips() -> None:
     every = tuple(range(LOOKAHEAD))
     plan = Plan((SHORT, LONG), every, LongBatch(every, 1 << 40, 99, 7), 1 << 40, True, True, "memory", "carried")
     assert len(plan.numbers()) == PLAN_NUMBERS
     assert Plan.of(plan.numbers()) == plan
 
 
-def test_the_leaders_books_do_not_travel() -> None:
+def test_encoded_plan_omits_account() -> None:
     plan = Plan((SHORT,), (1,), account=Account("preempt", 0.1, 1, True, True, contended=True, until_s=5.0))
     assert Plan.of(plan.numbers()) == Plan((SHORT,), (1,))

@@ -36,7 +36,7 @@ def figures(factor: float) -> Figures:
     return Figures(100, 0.9, factor, 1.0, quantiles, quantiles)
 
 
-def test_another_host_takes_its_time_for_everything_that_the_profile_lists() -> None:
+def test_host_factor_scales_host_times() -> None:
     slower = host(PROFILE, 2.0)
     changed = {
         f.name: getattr(slower, f.name) / getattr(PROFILE, f.name)
@@ -61,17 +61,17 @@ def test_another_host_takes_its_time_for_everything_that_the_profile_lists() -> 
         (Change({}, None), False, False, False),
     ],
 )
-def test_what_is_a_gain_a_harm_and_enough(found: Change, gain: bool, harm: bool, better: bool) -> None:
+def test_change_is_judged_for_gain_harm_and_recommendation(found: Change, gain: bool, harm: bool, better: bool) -> None:
     assert (gains(found), harms(found), laps_beats_stock(found)) == (gain, harm, better)
 
 
-def test_a_flag_that_gains_here_and_costs_there_is_a_trade() -> None:
+def test_trial_verdict_distinguishes_gain_trade_and_loss() -> None:
     verdicts = [Trial("x", "1", Setup(LAPS, 8192), change(*values)).verdict for values in
                 ((0.7, 1.0, 0.9), (0.7, 1.3, 0.9), (1.0, 1.0, 1.0), (1.3, 1.0, 1.2))]  # fmt: skip
     assert verdicts == ["pays", "a trade", "no difference", "worse"]
 
 
-def test_a_change_is_told_with_what_chance_does_to_it() -> None:
+def test_change_has_confidence_interval() -> None:
     same = Change.of([figures(0.5)] * 4, [figures(1.0)] * 4).ratios["short P90"]
     assert (same.middle, same.low, same.high) == pytest.approx((0.5, 0.5, 0.5))
     apart = Change.of([figures(0.25), figures(1.0)], [figures(1.0)] * 2).ratios["mean TTFT"]
@@ -79,19 +79,19 @@ def test_a_change_is_told_with_what_chance_does_to_it() -> None:
     assert apart.low < 0.25 < 1.0 < apart.high
 
 
-def test_a_class_that_is_not_there_is_not_compared() -> None:
+def test_missing_class_is_not_compared() -> None:
     one = Figures(10, 1.0, 0.1, 1.0, {"p90": 0.1}, {})
     assert set(Change.of([one] * 3, [one] * 3).ratios) == {"short P90", "mean TTFT"}
 
 
-def test_setups_are_told_as_flags() -> None:
+def test_setup_is_formatted_as_flags() -> None:
     assert Setup("hrrn", 2048).flags() == "--schedule-policy hrrn --chunked-prefill-size 2048"
     laps = Setup(LAPS, 8192).with_changes(wait_window_ms=0.0, length_threshold="auto", guard=0.5)
     for flag in ("--laps-wait-window-ms 0", "--laps-length-threshold auto", "--laps-config '{\"guard\": 0.5}'"):
         assert flag in laps.flags()
 
 
-def test_stretches_lie_evenly_over_the_traffic() -> None:
+def test_spread_selects_evenly_spaced_parts_of_traffic() -> None:
     jobs = [Job(float(i), 1) for i in range(1000)]
     parts = spread(jobs, 4, 100)
     assert [part[0].at_s for part in parts] == [0.0, 300.0, 600.0, 900.0]
@@ -99,7 +99,7 @@ def test_stretches_lie_evenly_over_the_traffic() -> None:
     assert sum(map(len, spread(jobs, 4, 5000))) == 1000
 
 
-class Cliff:
+class CapacityTrials:
     """Trials in which enough requests are in time up to a load per server."""
 
     capacity = 10.0
@@ -113,22 +113,22 @@ class Cliff:
 
 
 @pytest.mark.parametrize(("edge", "servers"), [(0.3, 9), (0.55, 5), (0.83, 4), (2.0, 3)])
-def test_the_highest_load_and_the_servers_are_found(edge: float, servers: int) -> None:
-    trials = cast(Any, Cliff(edge))
+def test_highest_load_and_server_count_are_found(edge: float, servers: int) -> None:
+    trials = cast(Any, CapacityTrials(edge))
     reach = find_highest_load(trials, Setup(LAPS, 8192), 1)
     assert reach.load == pytest.approx(min(edge, 1.0), abs=0.03)
     assert reach.is_lower_bound == (edge > 1.0)
     assert servers_needed(trials, Setup(LAPS, 8192), reach.load) == servers
 
 
-def asked(text: str, requests: int, load: float) -> Trials:
+def make_trials(text: str, requests: int, load: float) -> Trials:
     question = Question(PROFILE, 1, 0.4, 4.0, 8192)
     traffic = poisson(by_hand(text), requests, text)
     return Trials(question, traffic.at_rate(load * Trials(question, traffic).capacity))
 
 
-def test_laps_is_recommended_for_short_prompts_among_long_ones() -> None:
-    trials = asked("90% uniform:16-128, 10% log:2048-8192", 1500, 0.7)
+def test_laps_is_recommended_for_short_prompts_among_long_prompts() -> None:
+    trials = make_trials("90% uniform:16-128, 10% log:2048-8192", 1500, 0.7)
     assert trials.load == pytest.approx(0.7, rel=0.1)
     advice = advise(trials)
     assert advice.recommended
@@ -137,13 +137,13 @@ def test_laps_is_recommended_for_short_prompts_among_long_ones() -> None:
 
 
 @pytest.mark.parametrize(("text", "load"), [("100% fixed:64", 0.05), ("95% uniform:16-128, 5% fixed:4096", 0.02)])
-def test_laps_is_not_recommended_where_stock_is_as_good(text: str, load: float) -> None:
-    advice = advise(asked(text, 1200, load))
+def test_laps_is_not_recommended_if_stock_is_as_good(text: str, load: float) -> None:
+    advice = advise(make_trials(text, 1200, load))
     assert not advice.recommended
     assert advice.setup.policy in STOCK
 
 
-class Seen(Trials):
+class FixedTrials(Trials):
     """Trials with given results: ratio of TTFT to stock's, on the stretches and on the whole traffic."""
 
     searched, found = 1.0, 1.0
@@ -163,9 +163,9 @@ class Seen(Trials):
 
 
 @pytest.mark.parametrize(("searched", "found"), [(1.0, 0.11), (0.11, 1.0), (0.5, 0.5), (1.0, 1.0), (0.2, 1.7)])
-def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: float) -> None:
+def test_verdict_agrees_with_comparison_table(searched: float, found: float) -> None:
     """The verdict does not depend on the stretches on which flags are tried."""
-    trials = Seen(Question(PROFILE, 1, 0.4, 4.0, 8192), poisson(by_hand("100% fixed:64"), 600, "x"))
+    trials = FixedTrials(Question(PROFILE, 1, 0.4, 4.0, 8192), poisson(by_hand("100% fixed:64"), 600, "x"))
     trials.searched, trials.found = searched, found
     a = answer(trials)
     stock = [side for side in a.sides if side.setup.policy in STOCK]
@@ -178,3 +178,24 @@ def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: floa
     best = next(side for side in stock if side.setup == a.advice.stock)
     assert best.change is not None
     assert str(best.change.ratios["short P90"]) in said
+
+
+def test_parts_of_bursts_hold_same_requests_for_every_policy() -> None:
+    at = np.array([0.0] * 40 + [3600.0] * 40)
+    new = np.arange(80, dtype=np.float64)
+    sample = Sample(at, new, new, np.ones(80))
+    backwards = Sample(at[::-1], new[::-1], new[::-1], np.ones(80))
+    for one, other in zip(sample.parts(8), backwards.parts(8), strict=True):
+        assert len(one.at) == 10
+        assert (one.new == other.new).all()
+
+
+def test_empty_part_does_not_count_as_late() -> None:
+    question = Question(PROFILE, 1, 0.4, 4.0, 8192)
+    none = Figures.of(Sample(*(np.array([]) for _ in range(4))), question)
+    good = figures(1.0)
+    found = Change.of([good, good, none], [good, good, none]).in_time
+    late = Change.of([none, good, good], [good, good, good]).in_time
+    assert found is not None
+    assert late is not None
+    assert found.middle == late.middle == 0.0

@@ -26,7 +26,7 @@ def traffic(requests: int = 300, rate: float = 10.0) -> Traffic:
     return whole.with_answer_lengths(given, mixed.by_hand("100% uniform:20-80"), 0)
 
 
-def test_the_answer_names_the_rivals_and_what_to_buy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_colocated_plan_reports_policies_and_highest_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--mix", MIX, "--requests", "200", "--load", "0.5", "--colocated", "--answers", "100% fixed:40"]
     assert main([*args, "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
@@ -54,7 +54,14 @@ def test_the_answer_names_the_rivals_and_what_to_buy(tmp_path: Path, capsys: pyt
     assert rival["tbt_s"]["p99"] <= laps["tbt_s"]["p99"]
 
 
-def test_a_profile_without_decode_steps_is_refused_in_one_line(
+def test_colocated_plan_of_one_class_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--mix", "100% uniform:16-128", "--requests", "80", "--load", "0.5", "--colocated"]
+    assert main([*args, "--answers", "100% fixed:10", "--out", str(tmp_path)]) == 0
+    assert "nan" not in capsys.readouterr().out.split()
+    assert "NaN" not in (tmp_path / "plan.json").read_text()
+
+
+def test_profile_without_decode_steps_is_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--mix", MIX, "--colocated", "--profile", "cpu", "--out", str(tmp_path / "plan")]) == 2
@@ -63,7 +70,7 @@ def test_a_profile_without_decode_steps_is_refused_in_one_line(
     assert not told.out
 
 
-def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
+def test_stock_rivals_are_limited_by_tbt_of_laps() -> None:
     trials = Trials(QUESTION, traffic(rate=20.0))
     laps = trials.row(Serving(LAPS))
     small, large = trials.row(Serving("fcfs", 512, interval=1)), trials.row(DEFAULT)
@@ -75,7 +82,7 @@ def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
     assert whole.best([small, large], "answers/s") == max(small, large, key=lambda r: r.rate)
 
 
-def test_laps_is_recommended_only_where_as_much_can_be_served_in_time() -> None:
+def test_laps_is_not_recommended_if_stock_serves_more() -> None:
     trials = Trials(QUESTION, traffic(600, rate=20.0))
     laps, rival = trials.row(Serving(LAPS)), trials.row(Serving("fcfs", 1024, interval=1))
     changes = {figure: (rival, trials.change(laps, rival)) for figure in whole.FIGURES}
@@ -91,7 +98,7 @@ def test_laps_is_recommended_only_where_as_much_can_be_served_in_time() -> None:
     assert not answer(10.0).recommended
 
 
-def test_more_devices_can_be_given_more_and_a_tighter_objective_less() -> None:
+def test_highest_rate_follows_devices_and_objectives() -> None:
     trials = Trials(QUESTION, traffic(400), search=200)
     one, two = (trials.find_highest_rate(QUESTION.laps(), QUESTION, n) for n in (1, 2))
     assert 1.6 * one < two < 2.6 * one
@@ -100,7 +107,7 @@ def test_more_devices_can_be_given_more_and_a_tighter_objective_less() -> None:
     assert trials.find_highest_rate(DEFAULT, replace(QUESTION, tbt_s=0.03), 1) <= one
 
 
-def test_prefill_servers_are_as_many_as_their_work() -> None:
+def test_prefill_server_count_follows_prefill_work() -> None:
     trials = Trials(QUESTION, traffic())
     prompt, answer = whole.device_s(QUESTION.profile, trials.traffic.jobs)
     assert prompt > 2.0 * answer
@@ -113,13 +120,13 @@ def test_prefill_servers_are_as_many_as_their_work() -> None:
 @pytest.mark.parametrize(
     ("laps", "apart", "word"), [(20.0, 10.0, "better"), (10.0, 20.0, "not better"), (10.0, 10.1, "as good")]
 )
-def test_rates_that_are_found_alike_are_told_as_alike(laps: float, apart: float, word: str) -> None:
+def test_similar_rates_are_called_as_good(laps: float, apart: float, word: str) -> None:
     assert Against("", laps, apart, 1).word.startswith(word)
     assert Against("", 1.0, 0.0, 1).ratio > 1.0 + SAME
     assert Against("", 0.0, 0.0, 1).ratio == 1.0
 
 
-def test_answers_are_those_of_the_file_and_drawn_where_it_tells_none(tmp_path: Path) -> None:
+def test_answer_lengths_are_read_from_file_or_drawn(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_ms,new_tokens,output_tokens\n0,100,7\n10,200,\n")
     known = whole.with_answer_lengths(read(path), mixed.by_hand("100% fixed:50"), 0)
@@ -128,7 +135,7 @@ def test_answers_are_those_of_the_file_and_drawn_where_it_tells_none(tmp_path: P
     assert [j.output for j in whole.with_answer_lengths(read(path), mixed.by_hand("100% fixed:50"), 0).jobs] == [50, 50]
 
 
-def test_the_time_of_an_answer_is_no_part_of_the_pause_any_more(tmp_path: Path) -> None:
+def test_known_answer_lengths_remove_answer_time_from_pause(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     head = "session,t_ms,think_ms,new_tokens,cached_tokens,output_tokens\n"
     path.write_text(head + "a,0,0,100,0,50\na,9000,2000,10,150,5\n")

@@ -20,7 +20,7 @@ from laps_plan.plan.command import main
 MIX = "85% uniform:16-128, 15% log:1024-4096"
 
 
-def test_a_mix_gives_a_table_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mix_produces_table_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan"
     args = ["--mix", MIX, "--requests", "600", "--load", "0.6", "--servers", "2", "--out", str(out)]
     assert main(args) == 0
@@ -51,9 +51,11 @@ def test_a_mix_gives_a_table_a_page_and_json(tmp_path: Path, capsys: pytest.Capt
         (["--mix", MIX, "--requests", "5"], "too few"),
         (["--from", "ftp://x"], "ftp://x"),
         (["--from", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["--mix", MIX, "--profile", "nope"], "no profile nope"),
+        (["--mix", "100% fixed:3000000", "--requests", "100", "--profile", "h200-qwen3-32b"], "take too long"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(
+def test_unusable_input_is_rejected_in_one_line(
     args: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan"
@@ -65,14 +67,14 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert not out.exists()
 
 
-def test_a_broken_line_of_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_broken_line_of_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_ms,new_tokens\n" + "1,5\n" * 99 + "x,5\n")
     assert main([str(path)]) == 2
     assert "trace.csv: line 101" in capsys.readouterr().err
 
 
-def test_lengths_without_times_need_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_without_times_require_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("new_tokens\n" + "50\n" * 99)
     assert main([str(path)]) == 2
@@ -82,7 +84,7 @@ def test_lengths_without_times_need_a_rate(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "args", [[], ["a.csv", "--mix", MIX], ["--mix", MIX, "--rate", "0"], ["x", "--ttft-ms", "1,2,3"]]
 )
-def test_questions_that_make_no_sense_are_refused(args: list[str]) -> None:
+def test_invalid_arguments_exit_with_code_2(args: list[str]) -> None:
     with pytest.raises(SystemExit) as e:
         main(args)
     assert e.value.code == 2
@@ -110,7 +112,7 @@ def server(status: Status) -> Iterator[str]:
         http.server_close()
 
 
-def test_without_what_draws_the_page_it_says_what_to_install(
+def test_missing_matplotlib_error_names_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
@@ -118,7 +120,7 @@ def test_without_what_draws_the_page_it_says_what_to_install(
     assert capsys.readouterr().err == "laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'\n"
 
 
-def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reads_lengths_from_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = LengthCount()
     for i in range(600):
         count.add(4000 if i % 20 == 0 else 60, 0)
@@ -131,20 +133,20 @@ def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytes
     assert plan["traffic"]["rate_per_s"] == pytest.approx(50.0, rel=0.2)
 
 
-def test_a_server_without_laps_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_without_laps_reports_no_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with server(Status(enabled=False)) as url:
         assert main(["--from", url, "--out", str(tmp_path / "x")]) == 2
     assert "reports no lengths" in capsys.readouterr().err
 
 
-def test_it_needs_nothing_of_servers_and_routers() -> None:
+def test_plan_command_imports_no_server_or_router() -> None:
     theirs = {"sglang", "sglang_router", "torch", "aiohttp", "starlette", "uvicorn", "uvloop", "tokenizers"}
     code = f"import laps_plan.plan.command, sys; sys.exit(' '.join({theirs!r} & sys.modules.keys()) or 0)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert found.returncode == 0, found.stderr.decode()
 
 
-def test_how_good_it_was_is_read_from_measurements(tmp_path: Path) -> None:
+def test_plan_accuracy_is_read_from_measurements(tmp_path: Path) -> None:
     path = tmp_path / "accuracy.json"
     assert "Not compared" in words.accuracy(path)
     case = {"trace": "azure", "policy": "laps", "figure": "short P90", "planned_ms": 110.0, "measured_ms": 100.0}
@@ -152,3 +154,24 @@ def test_how_good_it_was_is_read_from_measurements(tmp_path: Path) -> None:
     said = words.accuracy(path)
     assert "2 figures" in said
     assert "at most 10% (azure, laps, short P90)" in said
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "tabulate", "tqdm"])
+def test_missing_package_gives_one_line_and_help_works(name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; from laps_plan.plan.command import main; main(['--help'])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert found.returncode == 0, found.stderr.decode()
+
+
+def test_unwritable_page_is_rejected_before_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "index.html").mkdir()
+    assert main(["--mix", MIX, "--requests", "100", "--out", str(tmp_path)]) == 2
+    assert "index.html" in capsys.readouterr().err
+
+
+def test_interrupt_ends_plan_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_prefill", interrupt)
+    assert main(["--mix", MIX]) == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def lines(rows: list[dict[str, object]]) -> str:
     return "\n".join(map(json.dumps, rows)) + "\n"
 
 
-def written(folder: Path, text: str) -> Path:
+def write_trace(folder: Path, text: str) -> Path:
     path = folder / "trace"
     path.write_text(text)
     return path
@@ -57,11 +58,11 @@ def shape(traffic: Traffic) -> list[tuple[float, int, int]]:
         (lines(BAILIAN), "bailian", [(0.0, 40, 0), (0.5, 2, 48)]),
     ],
 )
-def test_every_format_is_told_by_its_first_line_and_read(
+def test_trace_format_is_detected_by_first_line_and_read(
     text: str, kind: str, found: list[tuple[float, int, int]], tmp_path: Path
 ) -> None:
     assert kind_of(text.splitlines()[0]) == kind
-    path = written(tmp_path, text)
+    path = write_trace(tmp_path, text)
     assert shape(read(path)) == shape(read(path, kind)) == found
     packed = tmp_path / "packed.gz"
     packed.write_bytes(gzip.compress(text.encode()))
@@ -76,6 +77,8 @@ def test_every_format_is_told_by_its_first_line_and_read(
         ("arrival_ms,new_tokens\n0,10\nnan,1\n", "line 3"),
         ("arrival_ms,new_tokens\n0,10\n1e999,1\n", "line 3"),
         ("arrival_ms,new_tokens\n0\n1,2\n", "line 2"),
+        ("arrival_ms,new_tokens\n0,10\n,1\n", "line 3: arrival_ms is empty"),
+        (lines(MOONCAKE) + '{"x":' + "[" * 5000 + "\n", "line 5"),
         (AZURE + "yesterday,3,4\n", "line 4"),
         (lines(MOONCAKE) + '{"timestamp": 1\n', "line 5"),
         (lines(MOONCAKE) + '{"timestamp": 1, "input_length": 2.5}\n', "line 5"),
@@ -85,18 +88,20 @@ def test_every_format_is_told_by_its_first_line_and_read(
         (CSV[: CSV.index("500")], "1 requests"),
     ],
 )
-def test_a_broken_line_is_refused_with_its_number(text: str, line: str, tmp_path: Path) -> None:
+def test_broken_line_is_rejected_with_line_number(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=line) as e:
-        read(written(tmp_path, text))
+        read(write_trace(tmp_path, text))
     assert len(str(e.value).splitlines()) == 1
 
 
-def test_rows_are_put_in_order_before_prefixes_are_looked_for(tmp_path: Path) -> None:
-    assert shape(read(written(tmp_path, lines(MOONCAKE[::-1])))) == shape(read(written(tmp_path, lines(MOONCAKE))))
+def test_rows_are_sorted_before_prefix_matching(tmp_path: Path) -> None:
+    assert shape(read(write_trace(tmp_path, lines(MOONCAKE[::-1])))) == shape(
+        read(write_trace(tmp_path, lines(MOONCAKE)))
+    )
 
 
-def test_times_that_are_all_the_same_are_none(tmp_path: Path) -> None:
-    traffic = read(written(tmp_path, "new_tokens\n5\n6\n7\n"))
+def test_trace_without_times_is_untimed(tmp_path: Path) -> None:
+    traffic = read(write_trace(tmp_path, "new_tokens\n5\n6\n7\n"))
     assert not traffic.timed
     assert [job.new for job in traffic.jobs] == [5, 6, 7]
     assert traffic.at_rate(3.0).rate == pytest.approx(3.0)
@@ -112,7 +117,7 @@ def test_traffic_is_cut_and_scaled() -> None:
     assert traffic.cut(11, newest=False) is traffic
 
 
-def test_a_mix_by_hand_has_its_shares() -> None:
+def test_hand_written_mix_has_given_shares() -> None:
     jobs = poisson(by_hand("90% uniform:10-20, 10% fixed:4000"), 4000, "x", rate=7.0).jobs
     long = [job for job in jobs if job.new == 4000]
     assert all(10 <= job.new <= 20 for job in jobs if job not in long)
@@ -123,12 +128,12 @@ def test_a_mix_by_hand_has_its_shares() -> None:
 @pytest.mark.parametrize(
     "text", ["", "90% lmsys", "50% lmsys, 50% what:3", "100% log:5", "100% log:9-3", "100% fixed:0", "1.2.3% lmsys"]
 )
-def test_a_mix_that_is_none_is_refused(text: str) -> None:
+def test_invalid_mix_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         by_hand(text)
 
 
-def test_lengths_are_drawn_as_they_were_counted() -> None:
+def test_drawn_lengths_follow_counts() -> None:
     count = LengthCount()
     for _ in range(90):
         count.add(100, 30)
@@ -142,14 +147,14 @@ def test_lengths_are_drawn_as_they_were_counted() -> None:
     assert all(4096 < new <= 5792 and cached == 0 for new, cached in drawn if new > 128)
 
 
-def test_where_nothing_was_counted_there_is_nothing_to_draw() -> None:
+def test_empty_counts_are_rejected() -> None:
     with pytest.raises(ValueError, match="no request"):
         counted(LengthCount().to_lengths(10.0))
 
 
-def test_sessions_start_at_drawn_times_and_one_too_long_goes_on_at_the_beginning(tmp_path: Path) -> None:
+def test_sessions_start_at_random_times_and_wrap_around(tmp_path: Path) -> None:
     rows = [f"{session},{hour * 3_600_000},{hour + 1},5" for session in range(50) for hour in range(12)]
-    path = written(tmp_path, "\n".join(["session,t_ms,new_tokens,cached_tokens", *rows]))
+    path = write_trace(tmp_path, "\n".join(["session,t_ms,new_tokens,cached_tokens", *rows]))
     one, again, other = (read(path, seed=seed) for seed in (1, 1, 2))
     assert len(one.jobs) == 600
     assert max(job.at_s for job in one.jobs) < 4 * 3600.0
@@ -157,3 +162,20 @@ def test_sessions_start_at_drawn_times_and_one_too_long_goes_on_at_the_beginning
     halves = [sum(job.at_s < 2 * 3600.0 for job in one.jobs if (job.new > 6) == late) for late in (False, True)]
     assert all(100 <= n <= 200 for n in halves), "as many at all times"
     assert "drawn" in one.notes[0]
+
+
+@pytest.mark.parametrize("text", [CSV, "new_tokens\n5\n6\n", lines(MOONCAKE)])
+def test_byte_order_mark_changes_nothing(text: str, tmp_path: Path) -> None:
+    plain, marked = read(write_trace(tmp_path, text)), read(write_trace(tmp_path, "\ufeff" + text))
+    assert (shape(marked), marked.timed) == (shape(plain), plain.timed)
+
+
+def test_azure_times_are_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        rows = "2023-11-05 01:30:00,5,1\n2023-11-05 02:30:00,5,1\n"
+        assert shape(read(write_trace(tmp_path, AZURE.splitlines()[0] + "\n" + rows)))[-1][0] == 3600.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -11,14 +11,14 @@ from laps_core.protocol import Bucket, Lengths
 MODEL = Coefficients(alpha=0.0, linear=1e-3, gamma_r=0.0, per_request=0.0, fixed=0.01)
 
 
-def test_a_request_is_one_server_for_as_long_as_it_takes() -> None:
+def test_request_counts_as_one_server_for_predicted_time() -> None:
     a = Arrivals()
     a.since(0.0)
     a.add(0.0, "long", 3.5)
     assert [a.since(t).long for t in (1.0, 2.0, 3.0, 4.0, 5.0)] == [1.0, 1.0, 1.0, 0.5, 0.0]
 
 
-def test_two_at_once_are_two_and_brief_ones_count_at_once() -> None:
+def test_long_requests_add_up_and_short_count_at_arrival() -> None:
     a = Arrivals()
     a.since(0.0)
     a.add(0.0, "long", 10.0)
@@ -29,7 +29,7 @@ def test_two_at_once_are_two_and_brief_ones_count_at_once() -> None:
     assert a.since(2.0) == (pytest.approx(0.2), pytest.approx(1.5)), "no time has passed"
 
 
-def test_all_that_came_is_counted_whenever_it_is_asked() -> None:
+def test_all_arrivals_count_beyond_entry_limit() -> None:
     a = Arrivals()
     a.since(0.0)
     for i in range(2 * ENTRIES):
@@ -38,14 +38,14 @@ def test_all_that_came_is_counted_whenever_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e308, -1.0])
-def test_no_prediction_makes_the_work_infinite_or_less_than_none(seconds: float) -> None:
+def test_extreme_predictions_keep_arriving_work_bounded(seconds: float) -> None:
     a = Arrivals()
     a.since(0.0)
     a.add(0.0, "long", seconds)
     assert 0.0 <= a.since(1.0).long <= 3600.0
 
 
-def test_what_a_server_has_counted_is_everybodys() -> None:
+def test_server_counts_give_arriving_work_since_last_report() -> None:
     a, count = Arrivals(), LengthCount()
     count.add(5000, 0)
     a.add_counts(count.to_lengths(10.0), MODEL, 256)
@@ -59,7 +59,7 @@ def test_what_a_server_has_counted_is_everybodys() -> None:
     assert a.since(18.0) == (0.0, pytest.approx(0.5))
 
 
-def test_a_server_that_was_started_again_counts_from_nothing() -> None:
+def test_restarted_server_counts_from_zero() -> None:
     a, count = Arrivals(), LengthCount()
     a.add_counts(count.to_lengths(1000.0), MODEL, 256)
     count.add(5000, 0)
@@ -70,7 +70,7 @@ def test_a_server_that_was_started_again_counts_from_nothing() -> None:
     assert a.since(5.0) == (pytest.approx(0.05 / 2), 0.0)
 
 
-def test_counts_beyond_all_counts_are_bounded() -> None:
+def test_huge_counts_give_bounded_work() -> None:
     a = Arrivals()
     most = 2**63
     for seconds, n in ((1.0, 0), (2.0, most)):

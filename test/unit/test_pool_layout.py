@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import LAYOUT_PERIODS, Move, PoolController
 from laps_core.pools.demand import BusySplit
 from laps_core.pools.layout import LEAST, layout, short_servers, wait
 from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfig, Work
+from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, Work
 from laps_core.protocol import Assignment, ByClass, Load
 
 PERIOD_S = 5.0
 LAPS, STOCK = True, False
 
 
-def test_a_wait_grows_with_the_load_and_is_shorter_where_more_share_it() -> None:
+def test_wait_grows_with_load_and_shrinks_with_servers() -> None:
     assert wait(0.0, 3) == 0.0
     assert wait(1.0, 1) == wait(2.5, 2) == float("inf")
     assert wait(0.5, 1) == pytest.approx(1.0), "M/M/1"
@@ -41,28 +42,26 @@ def test_a_wait_grows_with_the_load_and_is_shorter_where_more_share_it() -> None
         (0.3, 3.4, 4, STOCK, False),
     ],
 )
-def test_pools_are_for_those_who_gain_by_them(
+def test_layout_divides_fleet_only_if_pools_pay_off(
     short: float, long: float, servers: int, parks: bool, divided: bool
 ) -> None:
-    found = layout(Work(short, long), servers, 1, parks=parks, divided=False)
-    assert (found.short is not None) == divided, found.reason
+    found, reason = layout(Work(short, long), servers, 1, parks=parks, divided=False)
+    assert (found is not None) == divided, reason
 
 
 @given(st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.integers(2, 16), st.booleans())
-def test_what_was_divided_for_a_reason_is_not_merged_at_once(
-    short: float, long: float, servers: int, parks: bool
-) -> None:
-    found = layout(Work(short, long), servers, 1, parks=parks, divided=False)
-    if found.short is not None:
-        assert 1 <= found.short < servers
-        assert layout(Work(short, long), servers, 1, parks=parks, divided=True).short is not None
+def test_newly_divided_fleet_is_not_merged_at_once(short: float, long: float, servers: int, parks: bool) -> None:
+    found, _ = layout(Work(short, long), servers, 1, parks=parks, divided=False)
+    if found is not None:
+        assert 1 <= found < servers
+        assert layout(Work(short, long), servers, 1, parks=parks, divided=True)[0] is not None
 
 
 class Fleet:
     """Servers that share the work of their pools equally; work beyond their capacity waits."""
 
     def __init__(self, n: int, pools: str = "", *, parks: bool = True, **config: object) -> None:
-        self.config = PressureConfig(period_s=PERIOD_S, **config)  # type: ignore[arg-type]
+        self.config = AllocConfig(interval_s=PERIOD_S, **config)  # type: ignore[arg-type]
         self.controller = PoolController(self.config)
         names: dict[str, Assignment] = {"s": "short", "l": "long", "b": BOTH}
         self.pool = {f"p{i:02}": names[(pools or "b" * n)[i]] for i in range(n)}
@@ -103,12 +102,12 @@ class Fleet:
 
 @pytest.mark.parametrize("n", [8, 16, 64])
 @pytest.mark.parametrize(("before", "after"), [((0.45, 0.15), (0.05, 0.55)), ((0.05, 0.55), (0.45, 0.15))])
-def test_a_change_of_mix_is_followed_within_three_periods(
+def test_mix_change_is_followed_within_three_periods(
     n: int, before: tuple[float, float], after: tuple[float, float]
 ) -> None:
     """``before``, ``after``: shares of the fleet that short and long work need."""
     short = round(n * before[0] / sum(before))
-    fleet = Fleet(n, "s" * short + "l" * (n - short), divided=True)
+    fleet = Fleet(n, "s" * short + "l" * (n - short), initial_short=1)
     fleet.run(20, *(n * x for x in before))
     assert not fleet.decisions
     changed = fleet.now
@@ -121,7 +120,7 @@ def test_a_change_of_mix_is_followed_within_three_periods(
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 16), st.floats(0.02, 0.95), st.floats(0.02, 0.98), st.booleans())
-def test_a_steady_load_comes_to_rest(n: int, load: float, share: float, parks: bool) -> None:
+def test_steady_load_causes_no_further_moves(n: int, load: float, share: float, parks: bool) -> None:
     fleet = Fleet(n, parks=parks)
     fleet.run(40, n * load * share, n * load * (1 - share))
     before = len(fleet.decisions)
@@ -129,7 +128,7 @@ def test_a_steady_load_comes_to_rest(n: int, load: float, share: float, parks: b
     assert len(fleet.decisions) == before
 
 
-def test_a_fleet_is_divided_and_merged_with_a_reason() -> None:
+def test_fleet_is_divided_and_merged_with_reason() -> None:
     fleet = Fleet(3, parks=False)
     fleet.run(20, 0.9, 1.3)
     ((at, moves, _),) = fleet.decisions
@@ -142,14 +141,14 @@ def test_a_fleet_is_divided_and_merged_with_a_reason() -> None:
     assert fleet.decisions[-1][2].startswith("merged: ")
 
 
-def test_a_fleet_that_is_to_stay_divided_is_not_merged_and_takes_newcomers_in() -> None:
-    fleet = Fleet(4, "slbl", divided=True)
+def test_configured_division_is_kept_and_includes_new_server() -> None:
+    fleet = Fleet(4, "slbl", initial_short=1)
     fleet.run(10, 0.01, 0.01)
     assert fleet.count(BOTH) == 0
     assert fleet.count("short") >= 1
 
 
-def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> None:
+def test_busy_time_is_split_by_report_or_own_work() -> None:
     outlook, spent = Outlook(Learnt()), BusySplit()
     spent.since(0.0, 0.0, ByClass(short=1.0, long=2.0), outlook)
     assert spent.since(2.0, 0.0, ByClass(short=1.5, long=3.0), outlook) == Work(0.25, 0.5)
@@ -171,9 +170,7 @@ def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> No
         (Work(5.0, 0.1), 8, 2, 6),
     ],
 )
-def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
-    need: Work, servers: int, n_min: int, short: int
-) -> None:
+def test_pool_sizes_minimize_load_of_busier_pool(need: Work, servers: int, n_min: int, short: int) -> None:
     assert short_servers(need, servers, n_min) == short
 
 
@@ -188,22 +185,21 @@ def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
         (Work(0.9, 0.2), 4, 1, "1.1 of 4 servers are enough for all requests"),
     ],
 )
-def test_why_a_fleet_stays_undivided(need: Work, servers: int, n_min: int, reason: str) -> None:
-    found = layout(need, servers, n_min, parks=True, divided=False)
-    assert (found.short, found.reason) == (None, reason)
+def test_undivided_layout_states_reason(need: Work, servers: int, n_min: int, reason: str) -> None:
+    assert layout(need, servers, n_min, parks=True, divided=False) == (None, reason)
 
 
-def test_short_work_of_which_a_server_is_worth_one_has_a_pool() -> None:
-    assert layout(Work(LEAST, 1.4), 3, 1, parks=LAPS, divided=False).short == 1
+def test_short_work_of_nearly_one_server_gets_pool() -> None:
+    assert layout(Work(LEAST, 1.4), 3, 1, parks=LAPS, divided=False)[0] == 1
     # A divided fleet stays divided down to less short work.
     for short, divided in ((0.7, True), (0.5, False)):
-        assert (layout(Work(short, 1.4), 3, 1, parks=LAPS, divided=True).short is not None) == divided
+        assert (layout(Work(short, 1.4), 3, 1, parks=LAPS, divided=True)[0] is not None) == divided
 
 
 # Decisions of the controller.
 
 
-def told(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]:
+def make_signals(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]:
     """Return an instance for each letter (s, l, or b for both). The first one counts all arriving work (servers)."""
     names: dict[str, Assignment] = {"s": "short", "l": "long", "b": BOTH}
     return [
@@ -214,45 +210,50 @@ def told(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]
 
 def steps(pools: str, needs: Iterable[Work], start_s: float = 0.0, n_min: int = 1) -> list[Move]:
     """Return the first moves of a fleet with this arriving work in each second."""
-    made = PoolController(PressureConfig(n_min=n_min), start_s)
-    beats = (made.step(start_s + i, told(pools, need)) for i, need in enumerate(needs))
+    made = PoolController(AllocConfig(n_min=n_min), start_s)
+    beats = (made.step(start_s + i, make_signals(pools, need)) for i, need in enumerate(needs))
     return next((moves for moves in beats if moves), [])
 
 
-def settled(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dict[str, Assignment]:
+def moves_after_400_s(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dict[str, Assignment]:
     """Return the moves after 400 s of this work."""
-    made = PoolController(PressureConfig(**config))
+    made = PoolController(AllocConfig(**config))
     for now in range(400):
-        made.observe(float(now), told(pools, need, parks=parks))
+        made.observe(float(now), make_signals(pools, need, parks=parks))
     return {move.name: move.target for move in made.decide(399.0)}
 
 
-def test_a_fleet_is_first_laid_out_after_some_periods_by_what_came_in_them() -> None:
+def test_first_layout_uses_work_of_first_periods() -> None:
     """The mean starts at zero, so 1 - 1/e of the work counts by then. A period earlier would have sufficed, too."""
     moves = steps("bbb", [Work(1.55, 2.6)] * 60, 1000.0)
     assert [move.at for move in moves] == [1000.0 + LAYOUT_PERIODS * PERIOD_S] * 3
     assert moves[0].reason == "divided: short work needs 1.0 of 3 servers, long work 1.6"
 
 
-def test_a_fleet_that_is_as_it_should_be_is_looked_at_in_each_period() -> None:
+def test_layout_of_settled_fleet_is_checked_every_period() -> None:
     moves = steps("bbb", [Work(0.01, 0.01)] * 31 + [Work(4.2, 6.4)] * 20)
     assert {move.at for move in moves} == {35.0}
 
 
 @pytest.mark.parametrize(("pools", "need"), [("bbl", Work(0.7, 1.6)), ("bbsl", Work(0.7, 2.7)), ("bbbl", Work())])
-def test_a_fleet_that_is_divided_by_half_or_less_counts_as_undivided(pools: str, need: Work) -> None:
+def test_fleet_divided_by_half_or_less_counts_as_undivided(pools: str, need: Work) -> None:
     if any(need):
-        kept = [layout(need, len(pools), 1, parks=LAPS, divided=divided).short for divided in (False, True)]
+        kept = [layout(need, len(pools), 1, parks=LAPS, divided=divided)[0] for divided in (False, True)]
         assert kept == [None, 1], "one that is divided would stay so"
     stray = {f"{letter}{i}": BOTH for i, letter in enumerate(pools) if letter != "b"}
-    assert settled(pools, need) == stray
+    assert moves_after_400_s(pools, need) == stray
 
 
-def test_a_fleet_has_as_many_servers_as_two_pools_need_at_least() -> None:
-    assert sorted(settled("bbbb", Work(1.6, 1.2), parks=STOCK, n_min=2).values()) == ["long", "long", "short", "short"]
-    assert settled("bbb", Work(1.5, 1.4), n_min=2, divided=True) == {}
+def test_division_needs_twice_n_min_servers() -> None:
+    assert sorted(moves_after_400_s("bbbb", Work(1.6, 1.2), parks=STOCK, n_min=2).values()) == [
+        "long",
+        "long",
+        "short",
+        "short",
+    ]
+    assert moves_after_400_s("bbb", Work(1.5, 1.4), n_min=2, initial_short=1) == {}
 
 
-def test_a_newcomer_goes_where_one_is_missing() -> None:
+def test_new_server_joins_smaller_pool() -> None:
     for pools, target in (("ssb", "long"), ("llb", "short"), ("sllb", "short")):
-        assert settled(pools, Work(1.0, 1.0), divided=True) == {f"b{len(pools) - 1}": target}
+        assert moves_after_400_s(pools, Work(1.0, 1.0), initial_short=1) == {f"b{len(pools) - 1}": target}

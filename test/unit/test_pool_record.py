@@ -22,11 +22,11 @@ def change(assignment: object, if_version: object) -> bytes:
     return msgspec.json.encode({"assignment": assignment, "if_version": if_version})
 
 
-def test_a_new_server_is_in_no_pool(cell: PoolCell) -> None:
+def test_new_server_is_in_no_pool(cell: PoolCell) -> None:
     assert cell.read() == PoolRecord(assignment=None, version=0)
 
 
-def test_a_router_that_has_read_the_record_sets_it_and_another_is_told_it(cell: PoolCell) -> None:
+def test_pool_change_needs_current_version(cell: PoolCell) -> None:
     assert cell.apply_change(change("short", 0)) == (200, b'{"assignment":"short","version":1}')
     assert cell.apply_change(change("long", 0)) == (409, b'{"assignment":"short","version":1}')
     assert cell.apply_change(change("both", 1)) == (200, b'{"assignment":"both","version":2}')
@@ -41,7 +41,7 @@ def test_a_router_that_has_read_the_record_sets_it_and_another_is_told_it(cell: 
         b'{"assignment": "short", "if_version": 1e999}', b"\xff",
     ],
 )  # fmt: skip
-def test_what_is_no_change_is_answered_400_and_changes_nothing(cell: PoolCell, body: bytes) -> None:
+def test_invalid_pool_change_returns_400_and_changes_nothing(cell: PoolCell, body: bytes) -> None:
     status, said = cell.apply_change(body)
     assert status == 400
     assert msgspec.json.decode(said)["error"]["message"]
@@ -57,17 +57,17 @@ for _ in range(50):
 """
 
 
-def test_no_change_of_several_processes_is_lost(cell: PoolCell) -> None:
+def test_no_pool_change_of_concurrent_processes_is_lost(cell: PoolCell) -> None:
     workers = [subprocess.Popen([sys.executable, "-c", SET_50_TIMES]) for _ in range(2)]
     assert [w.wait(60) for w in workers] == [0, 0]
     assert cell.read() == PoolRecord(assignment="long", version=100)
 
 
-def test_nothing_of_it_is_left_in_the_file_system(cell: PoolCell) -> None:
+def test_pool_record_is_kept_in_memory_file(cell: PoolCell) -> None:
     assert "memfd" in os.readlink(os.environ[ENV])
 
 
-def test_a_status_without_a_record_is_one_of_a_server_that_keeps_none() -> None:
+def test_status_may_omit_pool_record() -> None:
     assert "pool" not in Status(enabled=True).as_dict()
     assert read_status(b'{"enabled": true}').pool is msgspec.UNSET
     said = read_status(b'{"enabled": true, "pool": {"assignment": null, "version": 0}}').pool

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move, PoolController
 from laps_core.pools.pressure import (
     IDLE_PRESSURE,
     QUANTILE,
     InstanceSignals,
     Pool,
-    PressureConfig,
     Work,
     pool_pressure,
     pressure,
@@ -19,7 +19,7 @@ from laps_core.pools.pressure import (
 )
 from laps_core.protocol import Load
 
-CONFIG = PressureConfig(divided=True)
+CONFIG = AllocConfig(initial_short=1)
 PERIOD_S = 5.0
 STEP_S = 0.25
 STEADY_S = 1.0
@@ -42,7 +42,7 @@ class Fleet:
     """Instances with a load per pool, the controller, and a virtual clock."""
 
     def __init__(
-        self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset(),
+        self, short: int, long: int, config: AllocConfig = CONFIG, unhealthy: frozenset[int] = frozenset(),
         step_s: float = STEP_S,
     ):  # fmt: skip
         self.step_s = step_s
@@ -76,12 +76,12 @@ class Fleet:
             self.step(short_tokens, long_tokens)
 
 
-def test_pressure_is_the_weighted_sum_of_normalised_signals() -> None:
+def test_pressure_is_weighted_sum_of_normalized_signals() -> None:
     s = InstanceSignals(name="a", pool="short", load=load(4096, 0.5, 0.5))
     assert pressure(s, CONFIG) == pytest.approx(2.0 + 0.5 - 0.1)
 
 
-def test_a_busy_instance_without_backlog_has_no_pressure() -> None:
+def test_busy_instance_without_backlog_has_no_pressure() -> None:
     assert pressure(InstanceSignals(name="a", pool="short", load=load(0, 0, 1.0)), CONFIG) == 0.0
 
 
@@ -101,10 +101,10 @@ loads = st.lists(st.tuples(st.floats(0, 50_000), st.floats(0, 50_000), st.intege
 
 @settings(deadline=None)
 @given(loads, st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.sets(st.integers(0, 11), max_size=4))
-def test_no_pool_falls_below_n_min_and_moves_keep_the_cooldown(
+def test_pools_keep_n_min_and_moves_keep_cooldown(
     phases: list[tuple[float, float, int]], short: int, long: int, n_min: int, sick: set[int]
 ) -> None:
-    fleet = Fleet(short, long, PressureConfig(n_min=n_min, divided=True), frozenset(sick))
+    fleet = Fleet(short, long, AllocConfig(n_min=n_min, initial_short=1), frozenset(sick))
     for short_tokens, long_tokens, steps in phases:
         for _ in range(steps):
             before = {p: fleet.count(p) for p in ("short", "long")}
@@ -122,7 +122,7 @@ def test_no_pool_falls_below_n_min_and_moves_keep_the_cooldown(
 
 @settings(deadline=None)
 @given(st.floats(0.51, 1.96), st.floats(100, 1e6), st.integers(2, 6), st.integers(2, 6))
-def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, long: int) -> None:
+def test_no_move_inside_dead_band(skew: float, tokens: float, short: int, long: int) -> None:
     fleet = Fleet(short, long, step_s=STEADY_S)
     fleet.run(120, tokens * skew * short, tokens * long)
     assert fleet.moves == []
@@ -131,9 +131,9 @@ def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, lo
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.3, 4.0))
-def test_a_constant_load_converges(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
+def test_moves_converge_under_constant_load(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
     """Moves stop and all have one direction; the size of one instance never causes moves back and forth."""
-    fleet = Fleet(short, long, PressureConfig(ratio=ratio, divided=True), step_s=STEADY_S)
+    fleet = Fleet(short, long, AllocConfig(ratio=ratio, initial_short=1), step_s=STEADY_S)
     fleet.run(PERIOD_S * 60, tokens * share, tokens * (1 - share))
     settled = len(fleet.moves)
     fleet.run(PERIOD_S * 40, tokens * share, tokens * (1 - share))
@@ -151,11 +151,11 @@ def test_a_constant_load_converges(short: int, long: int, tokens: float, share: 
     st.integers(0, 40),
     st.floats(0, 1),
 )
-def test_swings_faster_than_the_cooldown_move_nothing(
+def test_swings_faster_than_cooldown_cause_no_moves(
     half_steps: int, tokens: float, n: int, ratio: float, lead: int, floor: float
 ) -> None:
     """Square waves of full period <= cool-down, of any amplitude and phase, after any calm lead."""
-    config = PressureConfig(period_s=PERIOD_S, ratio=ratio, divided=True)
+    config = AllocConfig(interval_s=PERIOD_S, ratio=ratio, initial_short=1)
     assert 2 * half_steps * STEP_S <= config.cooldown_s
     fleet = Fleet(n, n, config)
     fleet.run(lead * STEP_S, tokens / 2, tokens / 2)
@@ -166,7 +166,7 @@ def test_swings_faster_than_the_cooldown_move_nothing(
 
 
 @pytest.mark.parametrize("n", [2, 4, 6, 8, 12])
-def test_a_change_of_mix_is_followed_quickly_and_with_few_moves(n: int) -> None:
+def test_mix_change_is_followed_quickly_with_few_moves(n: int) -> None:
     """Short share of requests 90% -> 10% -> 90%: first move within 3 periods, at most n/2 + 1 moves for each."""
     mostly_short, mostly_long = (90 * 128, 10 * 1024), (10 * 128, 90 * 1024)
     fleet = Fleet(n // 2, n // 2)
@@ -181,7 +181,7 @@ def test_a_change_of_mix_is_followed_quickly_and_with_few_moves(n: int) -> None:
         assert all(m.target == target for m in moves)
 
 
-def test_the_instance_with_least_outstanding_work_moves() -> None:
+def test_instance_with_least_outstanding_work_moves() -> None:
     controller = PoolController(CONFIG)
     signals = [
         InstanceSignals(name="a", pool="short", load=load(9000), busy=Work(0.5, 0.0)),
@@ -195,7 +195,7 @@ def test_the_instance_with_least_outstanding_work_moves() -> None:
     assert move.reason.startswith("short work needs 0.5 servers and has 1; ")
 
 
-def test_one_straggler_of_many_is_not_the_pool() -> None:
+def test_one_straggler_among_many_causes_no_move() -> None:
     """P90 is robust: one hot instance in twenty does not raise its pool's pressure."""
     controller = PoolController(CONFIG)
     signals = [InstanceSignals(name=f"s{i}", pool="short", load=load(100_000 * (i == 0))) for i in range(20)]
@@ -205,7 +205,7 @@ def test_one_straggler_of_many_is_not_the_pool() -> None:
     assert controller.decide(20) == []
 
 
-def test_a_pool_without_a_healthy_instance_gets_one() -> None:
+def test_pool_without_healthy_instance_gets_instance() -> None:
     controller = PoolController(CONFIG)
     signals = [
         InstanceSignals(name="a", pool="short", healthy=False),
@@ -219,7 +219,7 @@ def test_a_pool_without_a_healthy_instance_gets_one() -> None:
     assert "healthy" in move.reason
 
 
-def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
+def test_pool_with_shrinking_backlog_gets_no_more_help() -> None:
     fleet = Fleet(2, 4)
     fleet.run(PERIOD_S + STEP_S, 400_000, 1000)
     assert [m.target for m in fleet.moves] == ["short"] * 3
@@ -233,7 +233,7 @@ def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
 @pytest.mark.parametrize("pool", ["short", "long"])
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("rest", [0.0, 2048.0, 20_480.0])
-def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: Pool, n: int, rest: float) -> None:
+def test_one_sick_instance_causes_no_move(pool: Pool, n: int, rest: float) -> None:
     """The backlog of the sick instance stays constant; all other instances have the same load."""
     fleet = Fleet(n, n)
     sick = next(name for name, p in fleet.pool.items() if p == pool)
@@ -246,14 +246,14 @@ def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: Pool, n: int,
         assert fleet.controller.decide(fleet.now) == []
 
 
-def test_a_pool_in_need_as_a_whole_still_gets_help() -> None:
+def test_pool_under_pressure_on_all_instances_gets_help() -> None:
     fleet = Fleet(2, 4)
     fleet.run(60, 40_000, 200)
     assert [m.target for m in fleet.moves][:1] == ["short"]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=12), st.integers(0, 11))
-def test_what_one_instance_says_of_its_pool_is_bounded_by_the_others(values: list[float], at: int) -> None:
+def test_effect_of_one_instance_on_pool_pressure_is_bounded(values: list[float], at: int) -> None:
     at %= len(values)
     others = values[:at] + values[at + 1 :]
     bound = max(IDLE_PRESSURE, CONFIG.ratio * max(others))

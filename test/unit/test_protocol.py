@@ -16,7 +16,7 @@ loads = st.builds(Load, backlog_tokens=numbers, slo_deviation=numbers, busy_shar
 
 
 @given(st.booleans(), st.text(), st.none() | loads)
-def test_a_status_is_read_as_it_was_written(enabled: bool, version: str, load: Load | None) -> None:
+def test_status_round_trips(enabled: bool, version: str, load: Load | None) -> None:
     status = Status(enabled=enabled, version=version, load=load)
     wire = json.dumps({**status.as_dict(), "queues": {"short": 1}}).encode()
     assert read_status(wire) == read_status(status.as_dict()) == status
@@ -38,18 +38,18 @@ def test_a_status_is_read_as_it_was_written(enabled: bool, version: str, load: L
         b'{"enabled": true, "load": {"backlog_tokens": 1%s, "slo_deviation": 0, "busy_share": 0}}' % (b"0" * 400),
     ],
 )
-def test_what_is_no_status_is_refused(said: bytes) -> None:
+def test_invalid_status_is_rejected(said: bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         read_status(said)
 
 
-def test_the_load_of_a_server_is_that_of_its_ranks() -> None:
+def test_server_load_combines_loads_of_dp_ranks() -> None:
     one = Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.25)
     both = Load.of_ranks([one, IDLE])
     assert both == Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.125)
 
 
-def test_backlog_and_busy_time_of_a_class_are_means_over_ranks_if_all_report_them() -> None:
+def test_class_times_are_averaged_if_all_dp_ranks_report() -> None:
     telling = Load(
         backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0,
         backlog_s=ByClass(short=1.0, long=8.0), busy_s=ByClass(short=3.0, long=6.0),
@@ -64,5 +64,5 @@ def test_backlog_and_busy_time_of_a_class_are_means_over_ranks_if_all_report_the
         assert said.backlog_s is said.busy_s is None
 
 
-def test_classes_have_the_names_that_cross() -> None:
+def test_classify_returns_class_names_of_protocol() -> None:
     assert (classify(1, 1), classify(2, 1)) == CLASSES

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @given(st.lists(st.integers(1, 1000)))
-def test_the_views_partition_the_list_in_order(waiting: list[int]) -> None:
+def test_views_partition_waiting_list_in_order(waiting: list[int]) -> None:
     views = split(waiting, lambda n: classify(n, 256))
     assert views.short == [n for n in waiting if n <= 256]
     assert views.long == [n for n in waiting if n > 256]
@@ -23,7 +23,7 @@ def test_the_views_partition_the_list_in_order(waiting: list[int]) -> None:
 
 
 @given(st.data())
-def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.DataObject) -> None:
+def test_kept_views_equal_fresh_split(data: st.DataObject) -> None:
     dual: DualQueue[Request] = DualQueue()
     waiting: list[Request] = []
     classed: list[Request] = []
@@ -56,7 +56,7 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
 
 
 @given(st.lists(st.booleans()), st.integers(0, 3), st.booleans())
-def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, mixed: bool) -> None:
+def test_changes_finds_taken_and_added_requests(taken: list[bool], added: int, mixed: bool) -> None:
     before = [Request(str(i)) for i in range(len(taken))]
     new = [Request("new") for _ in range(added)]
     after = [r for r, t in zip(before, taken, strict=True) if not t] + new
@@ -68,7 +68,7 @@ def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, m
     assert without(before, gone) == [r for r in before if id(r) not in gone]
 
 
-class Counted(set[int]):
+class CountingSet(set[int]):
     """Set that counts its lookups."""
 
     looks = 0
@@ -78,7 +78,7 @@ class Counted(set[int]):
         return super().__contains__(key)
 
 
-class Drawn(list[T]):
+class CountingList(list[T]):
     """List that counts its iterated items."""
 
     items = 0
@@ -89,10 +89,10 @@ class Drawn(list[T]):
             yield item
 
 
-def test_taking_from_the_front_costs_a_step_for_each_up_to_the_last_one_taken() -> None:
-    before = Drawn(Request(str(i)) for i in range(100))
+def test_removal_cost_ends_at_last_removed_request() -> None:
+    before = CountingList(Request(str(i)) for i in range(100))
     for taken in ((0, 1, 2), (1, 3)):
-        gone = Counted(id(before[i]) for i in taken)
+        gone = CountingSet(id(before[i]) for i in taken)
         after = without(before, gone)
         assert after == [r for i, r in enumerate(list.__iter__(before)) if i not in taken]
         assert gone.looks == taken[-1] + 1
@@ -101,40 +101,21 @@ def test_taking_from_the_front_costs_a_step_for_each_up_to_the_last_one_taken() 
         assert before.items <= taken[-1] + 2
 
 
-def test_a_batch_of_one_class_is_not_looked_for_in_the_other() -> None:
+def test_remove_batched_skips_view_of_other_class() -> None:
     dual: DualQueue[Request] = DualQueue()
     waiting = [Request("", n) for n in (9, 900, 9, 900, 900)]
     views = dual.views(waiting, lambda r: classify(r.seqlen, 256))
-    gone = Counted(map(id, views.short))
+    gone = CountingSet(map(id, views.short))
     dual.remove_batched(SHORT, gone, without(waiting, set(gone)))
     assert gone.looks == 2
 
 
-def test_who_only_looks_sees_the_same_and_nothing_is_kept() -> None:
-    dual: DualQueue[int] = DualQueue()
-    classed: list[int] = []
-
-    def class_of(tokens: int) -> ClassName:
-        classed.append(tokens)
-        return classify(tokens, 256)
-
-    dual.views([1, 500, 2], class_of)
-    for waiting, fresh in (([1, 500, 2, 600, 3], [600, 3]), ([500, 3], [500, 3])):
-        classed.clear()
-        views = dual.peek(waiting, class_of)
-        assert (views.short, views.long) == ([n for n in waiting if n <= 256], [n for n in waiting if n > 256])
-        assert classed == fresh
-    classed.clear()
-    views = dual.views([1, 500, 2], class_of)
-    assert (views.short, views.long, classed) == ([1, 2], [500], [])
-
-
-def test_the_threshold_itself_is_short() -> None:
+def test_request_at_threshold_is_short() -> None:
     assert classify(256, 256) is SHORT
     assert classify(257, 256) is LONG
 
 
-def test_cached_tokens_do_not_count_unless_asked() -> None:
+def test_cached_tokens_count_only_with_prompt_basis() -> None:
     assert new_tokens(30_000, 29_950, "uncached") == 50
     assert new_tokens(30_000, 29_950, "prompt") == 30_000
     assert new_tokens(100, 100, "uncached") == 1
@@ -144,11 +125,11 @@ def test_cached_tokens_do_not_count_unless_asked() -> None:
     ("threshold", "chunk", "page", "usable"),
     [(256, 1024, 1, 256), (2048, 1000, 64, 960), (300, None, 1, 300), (9, 4, 8, 1)],
 )
-def test_a_short_request_fits_one_chunk(threshold: int, chunk: int | None, page: int, usable: int) -> None:
+def test_usable_threshold_fits_one_chunk(threshold: int, chunk: int | None, page: int, usable: int) -> None:
     assert usable_threshold(threshold, chunk, page) == usable
 
 
-def test_a_batch_of_both_classes_leaves_both_views() -> None:
+def test_mixed_batch_is_removed_from_both_views() -> None:
     queue: DualQueue[str] = DualQueue()
     waiting = ["s1", "L1", "s2", "L2"]
     queue.views(waiting, lambda r: SHORT if r[0] == "s" else LONG)
@@ -158,6 +139,6 @@ def test_a_batch_of_both_classes_leaves_both_views() -> None:
     assert (views.short, views.long) == (["s2"], ["L2"])
 
 
-def test_a_cut_is_whole_pages_and_what_sglang_aligns_it_to() -> None:
+def test_chunk_unit_is_multiple_of_page_and_alignment() -> None:
     assert unit_of(16, None) == 16
     assert unit_of(16, 24) == 48

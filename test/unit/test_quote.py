@@ -21,7 +21,7 @@ from laps_core.receipts.quoter import Device, Quoter
 from laps_plan.sim import quoting
 from laps_plan.traffic.streams import Closed, Open
 from pacers import COSTS, MODELS
-from simulated import CHUNK, HOST, MIX, PROFILE
+from simulated import CHUNK, HOST_PROFILE, MIX, PROFILE
 
 MODEL = Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3)
 GUARD = LapsConfig().guard
@@ -37,7 +37,7 @@ def state(**more: Any) -> QuoteState:
 
 
 @pytest.mark.parametrize("drift", ["none", "steps", "ramp", "noise"])
-def test_the_interval_holds_four_in_five_whatever_the_error(drift: str) -> None:
+def test_interval_covers_80_percent_despite_model_error(drift: str) -> None:
     rng, calibration, inside = random.Random(5), Calibration(), 0
     for i in range(8000):
         error = {"none": 1.0, "steps": 3.0 if i // 1000 % 2 else 0.5, "ramp": math.exp(i / 4000), "noise": 1.0}[drift]
@@ -50,7 +50,7 @@ def test_the_interval_holds_four_in_five_whatever_the_error(drift: str) -> None:
     assert 0.75 <= inside / 8000 <= 0.85
 
 
-def test_a_new_kind_uses_its_family_and_a_new_family_the_start() -> None:
+def test_new_kind_uses_family_factors_and_new_family_defaults() -> None:
     calibration = Calibration()
     assert calibration.factors("long", 3) == START
     for _ in range(FEWEST):
@@ -65,7 +65,7 @@ def test_a_new_kind_uses_its_family_and_a_new_family_the_start() -> None:
 # -- sums
 
 
-def test_sums_are_those_of_what_waits() -> None:
+def test_backlog_sums_match_waiting_requests() -> None:
     rng, backlog, there = random.Random(1), Backlog(0.0), {}
     for step in range(3000):
         key = rng.randrange(60)
@@ -88,7 +88,7 @@ def test_sums_are_those_of_what_waits() -> None:
         assert backlog.long[size].tokens == sum(v[2] for v in longs)
 
 
-def test_rates_are_those_of_the_last_seconds() -> None:
+def test_arrival_rates_cover_recent_seconds() -> None:
     backlog = Backlog(0.0)
     for i in range(600):
         backlog.count_arrival(i / 10, SHORT, 0.02, 100)
@@ -98,7 +98,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert backlog.longest == 100
 
 
-def test_work_in_chunks_is_that_of_its_steps() -> None:
+def test_chunked_work_equals_sum_of_steps() -> None:
     steps = [(4000, 500), (4000, 4500), (1000, 8500)]
     whole = sum(MODEL.work_s(*step) + MODEL.fixed for step in steps)
     assert work_s(MODEL, 9000, 500, 4000) + MODEL.fixed == pytest.approx(whole, rel=0.02)
@@ -107,7 +107,7 @@ def test_work_in_chunks_is_that_of_its_steps() -> None:
 # -- predictions
 
 
-def test_a_request_alone_takes_what_the_model_says() -> None:
+def test_prediction_for_lone_request_matches_latency_model() -> None:
     for new, cached in ((100, 3000), (5000, 0)):
         own = MODEL.work_s(new, cached) + MODEL.step_s
         assert predict(state(), new, cached).seconds == pytest.approx(own)
@@ -125,24 +125,24 @@ def test_a_request_alone_takes_what_the_model_says() -> None:
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_what_goes_first_makes_a_long_quote_longer(more: dict[str, Any]) -> None:
+def test_work_ahead_lengthens_long_quote(more: dict[str, Any]) -> None:
     assert predict(state(**more), 9000, 0).seconds > predict(state(), 9000, 0).seconds + 0.01
 
 
-def test_larger_prompts_delay_by_their_guard_alone_and_by_arrival_in_full() -> None:
+def test_larger_prompts_delay_fully_only_in_arrival_order() -> None:
     larger = ((SIZES - 1, 1, 10.0),)
     alone = predict(state(), 5000, 0).seconds
     assert predict(state(longs=larger), 5000, 0).seconds < 1.3 * alone
     assert predict(state(longs=larger, least_work=False), 5000, 0).seconds > alone + 10.0
 
 
-def test_a_short_request_waits_for_the_gap_and_not_for_the_long_batch() -> None:
+def test_short_quote_includes_gap_but_not_sliced_batch() -> None:
     busy = state(under_way=(3.0,), left_s=0.004, gap_left_s=0.02)
     assert 0.02 < predict(busy, 50, 0).seconds < 0.05
     assert predict(state(left_s=3.0, under_way=(), layers=0, longs=((9, 1, 3.0),)), 50, 0).seconds > 3.0
 
 
-def test_the_bound_is_that_of_the_guard_and_none_where_there_is_none() -> None:
+def test_quote_bound_exists_only_with_guard_guarantee() -> None:
     waiting = state(longs=((20, 2, 1.5),))
     bound = bound_s(waiting, 9000, 0)
     assert bound is not None
@@ -169,13 +169,13 @@ FREE = Coefficients(0.0, 1e-4, 0.0, 0.0, 0.0)
     model=FREE, gap_s=0.02, share=GUARD, runs=True, left_s=0.0, longs=(), under_way=(), shorts=0, layers=36,
     new=9000, cached=0,
 )  # fmt: skip
-def test_whatever_steps_cost_and_whoever_waits_there_is_a_quote(new: int, cached: int, **more: Any) -> None:
+def test_quote_is_finite_and_ordered_for_any_state(new: int, cached: int, **more: Any) -> None:
     found = quote(state(short_tokens=100 * more["shorts"], **more), new, cached)
     assert 0.0 <= found.low_ms <= found.ttft_ms <= found.high_ms < math.inf
     assert found.bound_ms is None or found.high_ms <= found.bound_ms < math.inf
 
 
-def test_the_state_travels() -> None:
+def test_quote_state_round_trips() -> None:
     sent = state(longs=((3, 1, 0.2),), factors=((LONG, -1, 0.5, 2.0, 3.0),), under_way=(0.1,))
     came = msgspec.convert(msgspec.json.decode(msgspec.json.encode(sent)), QuoteState)
     assert came == sent
@@ -190,12 +190,12 @@ def quoter(**knobs: Any) -> Quoter:
     return Quoter(config, Pacer(config, chunk_tokens=8192, layers=32, model=PROFILE.model()), 0.0)
 
 
-def test_a_server_that_knows_nothing_of_its_steps_quotes_nothing() -> None:
+def test_unfitted_server_gives_no_quote() -> None:
     config = LapsConfig()
     assert Quoter(config, Pacer(config, chunk_tokens=8192), 0.0).quote_arrival(0.0, 1, 100, 0, SHORT, Device()) is None
 
 
-def test_what_is_launched_and_gone_does_not_wait() -> None:
+def test_launched_and_gone_requests_leave_backlog() -> None:
     me = quoter()
     for key in range(3):
         assert me.quote_arrival(0.0, key, 20_000, 0, LONG, Device()) is not None
@@ -211,7 +211,7 @@ def test_what_is_launched_and_gone_does_not_wait() -> None:
     assert found.longs == ()
 
 
-def test_outcomes_are_counted_and_a_broken_bound_is() -> None:
+def test_outcomes_and_broken_bounds_are_counted() -> None:
     me = quoter()
     quoted = me.quote_arrival(10.0, 1, 5000, 0, LONG, Device(), waited_s=0.5)
     assert quoted is not None
@@ -230,13 +230,13 @@ def test_outcomes_are_counted_and_a_broken_bound_is() -> None:
     ("knobs", "share"),
     [({}, GUARD), ({"order": "fcfs"}, 0.0), ({"preset": "paper"}, 0.0), ({"ttft_slo_ms": 400.0}, LATE)],
 )
-def test_what_the_guard_guarantees(knobs: dict[str, Any], share: float) -> None:
+def test_guaranteed_share_depends_on_config(knobs: dict[str, Any], share: float) -> None:
     found = quoter(**knobs).state(0.0, Device())
     assert found is not None
     assert found.share == share
 
 
-def test_a_deadline_of_a_request_takes_from_the_guard_of_all() -> None:
+def test_request_deadline_raises_bound_of_later_quotes() -> None:
     me = quoter()
     before = me.quote_arrival(0.0, 1, 9000, 0, LONG, Device())
     me.quote_arrival(0.0, 2, 50, 0, SHORT, Device(), due=True)
@@ -250,10 +250,10 @@ def test_a_deadline_of_a_request_takes_from_the_guard_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["open", "closed", "host", "learns", "whole", "paper", "due"])
-def test_simulated_outcomes_lie_in_their_intervals(name: str) -> None:
+def test_quoted_intervals_and_bounds_hold_in_simulation(name: str) -> None:
     workload = Closed(MIX, 24, 2500, seed=2) if name == "closed" else Open(MIX, 18.0, 2500, seed=2)
     knobs: Any = {"whole": {"slice_ms": 0.0}, "paper": {"preset": "paper"}, "due": {"ttft_slo_ms": 200.0}}.get(name, {})
-    profile = HOST if name == "host" else PROFILE
+    profile = HOST_PROFILE if name == "host" else PROFILE
     found = quoting.run(workload, profile, chunk=CHUNK, knobs=knobs, learn=name == "learns", overlap=name == "host")
     assert len(found) > 2400
     assert 0.75 <= quoting.inside(found) <= 0.85
@@ -262,7 +262,7 @@ def test_simulated_outcomes_lie_in_their_intervals(name: str) -> None:
     assert all(measured <= bound for measured, bound in bounds)
 
 
-def test_quotes_change_no_decision() -> None:
+def test_quotes_do_not_change_decisions() -> None:
     from laps_plan.sim.variants import VARIANTS, run
 
     quoted = quoting.run(Open(MIX, 18.0, 800, seed=4), PROFILE, chunk=CHUNK)

@@ -25,8 +25,8 @@ from sglang_laps import quote_routes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERIES = """
 from prometheus_client import generate_latest
-from sglang_laps.quote_series import QuoteSeries
-QuoteSeries({"model_name": "m", "dp_rank": "0"})
+from sglang_laps.status import Series
+Series({"model_name": "m", "dp_rank": "0"})
 print(generate_latest().decode())
 """
 
@@ -38,7 +38,7 @@ def scaled() -> Any:
     return yaml.safe_load((EXAMPLES / "kubernetes/autoscaling/keda.yaml").read_text())
 
 
-def test_what_is_scaled_is_there(scaled: Any) -> None:
+def test_autoscaler_targets_existing_deployment(scaled: Any) -> None:
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     deployments = [
         d for d in yaml.safe_load_all((EXAMPLES / "kubernetes/prefill.yaml").read_text()) if d["kind"] == "Deployment"
@@ -48,7 +48,7 @@ def test_what_is_scaled_is_there(scaled: Any) -> None:
     assert 1 <= spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 
-def test_its_behavior_is_what_kubernetes_takes(scaled: Any) -> None:
+def test_kubernetes_accepts_autoscaler_behavior(scaled: Any) -> None:
     """KEDA copies the behavior to a HorizontalPodAutoscaler, whose schema is Kubernetes' own."""
     spec = scaled["spec"]
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec["scaleTargetRef"]["name"]}
@@ -72,7 +72,7 @@ def test_its_behavior_is_what_kubernetes_takes(scaled: Any) -> None:
     kubernetes_validate.validate(autoscaler, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_it_asks_for_series_that_exist_and_a_prometheus_that_does(scaled: Any) -> None:
+def test_autoscaler_queries_existing_series_and_prometheus(scaled: Any) -> None:
     text = subprocess.run([sys.executable, "-c", SERIES], capture_output=True, text=True, check=True).stdout
     services = [
         d["metadata"]["name"]
@@ -104,7 +104,7 @@ def scorer() -> Any:
 
 
 @contextmanager
-def serving(left_s: float | None) -> Iterator[str]:
+def run_busy_server(left_s: float | None) -> Iterator[str]:
     """Run a server whose device is busy for ``left_s`` seconds; with None it gives no quotes."""
     model = Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01)
     state = left_s is not None and QuoteState(model=model, threshold=256, chunk=8192, short_batch=4096, left_s=left_s)
@@ -128,8 +128,8 @@ def serving(left_s: float | None) -> Iterator[str]:
         httpd.shutdown()
 
 
-def test_the_server_with_the_shortest_quote_is_best() -> None:
-    with serving(0.0) as idle, serving(2.0) as busy, serving(None) as off:
+def test_scorer_prefers_server_with_shortest_quote() -> None:
+    with run_busy_server(0.0) as idle, run_busy_server(2.0) as busy, run_busy_server(None) as off:
         found = scorer().scores(10_000, {idle: 0, busy: 0, off: 0, "http://127.0.0.1:9": 0})
         assert found == {idle: 1.0, busy: pytest.approx(1.01 / 3.01, rel=0.01)}
         cached = scorer().scores(30_000, {idle: 0, busy: 29_990})
@@ -137,8 +137,8 @@ def test_the_server_with_the_shortest_quote_is_best() -> None:
         assert scorer().scores(10_000, {}) == {}
 
 
-def test_the_command_prints_the_best_first() -> None:
-    with serving(0.0) as idle, serving(2.0) as busy:
+def test_scorer_command_prints_best_server_first() -> None:
+    with run_busy_server(0.0) as idle, run_busy_server(2.0) as busy:
         command = [sys.executable, str(EXAMPLES / "scorer/scorer.py"), "10000", f"{busy}=0", idle]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert said[:2] == ["1.000", idle]

@@ -8,7 +8,7 @@ from benchmark.results.piece import Piece
 from benchmark.sim import quotes as simulated
 
 
-def test_simulated_quotes_are_judged(tmp_path: Path) -> None:
+def test_quotes_benchmark_compares_coverage_with_bar(tmp_path: Path) -> None:
     loads = ["--profiles", "h200-qwen3-8b", "--loads", "poisson", "--shares", "0.5"]
     assert simulated.COMMAND.main([*loads, "--requests", "400", "--out", str(tmp_path)]) == 0
     piece = Piece.read(tmp_path)

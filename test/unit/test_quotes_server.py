@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from cores import batch
+from cores import make_batch
 from laps_core.config import LapsConfig
+from laps_core.latency.model import LatencyModel
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.quote import Ask, QuoteState
-from pacers import KNOWN
+from pacers import PROFILE
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang_laps import quote_routes
 from sglang_laps.classes import Classes
@@ -30,7 +31,7 @@ class Clock:
         return self.now
 
 
-class Queued:
+class WaitingRequest:
     """Waiting request that no round has classified yet."""
 
     laps_tag: Any
@@ -44,18 +45,18 @@ class Queued:
         self.finished_reason: Any = None
 
 
-def made(cached: int = 0) -> tuple[QuotedCore, Clock]:
+def make_core(cached: int = 0) -> tuple[QuotedCore, Clock]:
     clock, config = Clock(), LapsConfig()
-    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=KNOWN.model())
+    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=PROFILE.model())
     return QuotedCore(config, pacer, Classes(config, 256, lambda _: cached, clock), guaranteed=True, clock=clock), clock
 
 
 def queue(*sizes: int) -> list[Any]:
-    return [Queued(f"r{i}", n) for i, n in enumerate(sizes)]
+    return [WaitingRequest(f"r{i}", n) for i, n in enumerate(sizes)]
 
 
-def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first_token() -> None:
-    core, clock = made()
+def test_queued_request_is_quoted_and_judged_at_first_token() -> None:
+    core, clock = make_core()
     reqs = queue(100, 5000)
     clock.now = 10.25
     queues = core.view_queues(reqs, None)
@@ -66,7 +67,7 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     assert long.bound_s > long.high_s > long.median_s > long.low_s > 0.25
     assert len(core.quoter.backlog) == 2
     flight = core.record_build(
-        Part(SHORT, [reqs[0]]), batch(reqs[0]), Plan((SHORT,), (0,)), None, queues.begun, clock.now, sliced=False
+        Part(SHORT, [reqs[0]]), make_batch(reqs[0]), Plan((SHORT,), (0,)), None, queues.begun, clock.now, sliced=False
     )
     assert len(core.quoter.backlog) == 1
     flight.started, flight.done = 10.25, 10.26
@@ -76,19 +77,21 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     assert core.quotes(clock.now)["quotes"]["outcomes"][SHORT] == {"inside": 1, "below": 0, "above": 0}
 
 
-def test_one_that_was_aborted_is_no_outcome() -> None:
-    core, clock = made()
+def test_aborted_request_counts_no_outcome() -> None:
+    core, clock = make_core()
     reqs = queue(100, 120)
     queues = core.view_queues(reqs, None)
     part = Part(SHORT, reqs)
-    flight = core.record_build(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, queues.begun, clock.now, sliced=False)
+    flight = core.record_build(
+        part, make_batch(*reqs), Plan((SHORT,), (0, 1)), None, queues.begun, clock.now, sliced=False
+    )
     reqs[0].to_finish = FINISH_ABORT()
     core.record_result(flight, 10.1)
     assert sum(core.quoter.counts[SHORT].values()) == 1
 
 
-def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
-    core, _ = made()
+def test_prompt_in_progress_waits_with_remaining_work() -> None:
+    core, _ = make_core()
     (req,) = reqs = queue(20_000)
     queues = core.view_queues(reqs, None)
     whole_s = sum(s.seconds for s in core.quoter.backlog.long)
@@ -100,8 +103,8 @@ def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
     assert 0.0 < left_s < whole_s
 
 
-def test_the_aborted_are_forgotten() -> None:
-    core, _ = made()
+def test_aborted_requests_leave_backlog() -> None:
+    core, _ = make_core()
     reqs = queue(*[100] * 20, 9000)
     core.view_queues(reqs, None)
     assert len(core.quoter.backlog) == 21
@@ -110,10 +113,10 @@ def test_the_aborted_are_forgotten() -> None:
     assert core.quoter.backlog.short.requests == 4
 
 
-def test_what_the_prefix_cache_holds_meanwhile_does_not_wait() -> None:
+def test_prefix_cache_hit_reduces_backlog_and_keeps_quote() -> None:
     found = [0]
     clock, config = Clock(), LapsConfig()
-    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=KNOWN.model())
+    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=PROFILE.model())
     core = QuotedCore(config, pacer, Classes(config, 256, lambda _: found[0], clock), guaranteed=True, clock=clock)
     reqs = queue(9000)
     core.view_queues(reqs, None)
@@ -124,26 +127,43 @@ def test_what_the_prefix_cache_holds_meanwhile_does_not_wait() -> None:
     assert reqs[0].laps_tag.quoted is first, "quoted once"
 
 
-def test_one_that_was_retracted_is_not_quoted_again() -> None:
-    core, _ = made()
+def test_retracted_request_waits_but_is_no_new_arrival() -> None:
+    core, clock = make_core()
     reqs = queue(300)
     reqs[0].retraction_count = 1
+    clock.now = 40.0
+    for _ in range(3):
+        core.classes.batches += 1
+        core.view_queues(reqs, None)
+    assert reqs[0].laps_tag.quoted is None
+    state = core.quotes(clock.now)["quote"]
+    assert (state["before_s"], state["long_shares"]) == (0.0, ())
+    assert [n for _, n, _ in state["longs"]] == [1], "its work counts"
+
+
+def test_request_queued_before_model_fits_is_not_quoted_later() -> None:
+    core, clock = make_core()
+    model, core.pacer.model = core.pacer.model, LatencyModel()
+    reqs = queue(4000, 4000)
+    core.view_queues(reqs, None)
+    core.pacer.model, core.classes.batches = model, 1
+    clock.now = 18.0
     core.view_queues(reqs, None)
     assert reqs[0].laps_tag.quoted is None
-
-
-# -- status and routes
+    state = core.quotes(clock.now)["quote"]
+    assert (state["before_s"], state["long_shares"]) == (0.0, ())
+    assert [n for _, n, _ in state["longs"]] == [2], "its work counts"
 
 
 def status(*sizes: int) -> dict[str, Any]:
-    core, clock = made(cached=40)
+    core, clock = make_core(cached=40)
     core.view_queues(queue(*sizes), None)
     said = {"enabled": True, **core.quotes(clock.now)}
     sent: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said))
     return sent
 
 
-def test_the_status_has_what_quotes_are_computed_from() -> None:
+def test_status_contains_quote_state_and_typical_lengths() -> None:
     said = status(100, 100, 6000)
     state = msgspec.convert(said["quote"], QuoteState)
     assert (state.shorts, state.short_tokens, len(state.longs)) == (2, 120, 1)
@@ -156,7 +176,7 @@ def ask(said: dict[str, Any], rank: int | None = None, one: bool = True, **asked
     return code, msgspec.json.decode(body)
 
 
-def test_the_http_process_answers_from_the_status() -> None:
+def test_http_process_answers_quotes_from_status() -> None:
     code, one = ask(status(100), new=1200, cached=30_000)
     assert code == 200
     assert one["class"] == LONG
@@ -165,7 +185,7 @@ def test_the_http_process_answers_from_the_status() -> None:
     assert (code, len(many["quotes"]), many["age_s"]) == (200, 1, 0.04)
 
 
-def test_of_several_ranks_the_longest_wait_counts_or_that_of_the_one_asked() -> None:
+def test_quote_uses_slowest_or_requested_dp_rank() -> None:
     idle, busy = status(), status(*[20_000] * 5)
     both = {"enabled": True, **idle, "ranks": [idle, busy]}
     assert len(states(both)) == 2
@@ -174,7 +194,7 @@ def test_of_several_ranks_the_longest_wait_counts_or_that_of_the_one_asked() -> 
     assert ask(both, 2)[0] == 400
 
 
-def test_no_quote_is_an_error_with_its_reason() -> None:
+def test_missing_quote_returns_503_with_reason() -> None:
     code, said = ask({"enabled": False, "reason": "--disaggregation-mode is decode"})
     assert code == 503
     assert "--disaggregation-mode is decode" in said["error"]["message"]
@@ -191,30 +211,30 @@ def test_no_quote_is_an_error_with_its_reason() -> None:
         ({}, msgspec.json.encode([{"new": 1}] * 1001), "at most 1000"),
     ],
 )  # fmt: skip
-def test_bad_questions_are_refused(query: dict[str, str], body: bytes | None, why: str) -> None:
+def test_invalid_quote_queries_are_rejected(query: dict[str, str], body: bytes | None, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         quote_routes._read(query, body)
 
 
-def test_questions_are_read() -> None:
+def test_quote_queries_are_parsed() -> None:
     assert quote_routes._read({"new": "7", "dp_rank": "1", "max_age_s": "0.5"}, None) == ([Ask(new=7)], 1, 0.5)
     assert quote_routes._read({}, b'[{"new": 7, "cached": 3}]') == ([Ask(new=7, cached=3)], None, 0.0)
 
 
 SERIES = """
 from prometheus_client import generate_latest
-from sglang_laps.quote_series import QuoteSeries
-series = QuoteSeries({"model_name": "m"})
-series.show(None)
+from sglang_laps.status import Series
+series = Series({"model_name": "m"})
+series.show({})
 for n in (3, 5):
     sides = {"inside": n, "below": 0, "above": 1}
     one = {"ttft_ms": 250.0, "high_ms": 500.0}
-    series.show({"typical": {"long": one}, "outcomes": {"long": sides}, "beyond_bound": 0})
+    series.show({"quotes": {"typical": {"long": one}, "outcomes": {"long": sides}, "beyond_bound": 0}})
 print(generate_latest().decode())
 """
 
 
-def test_quotes_are_series() -> None:
+def test_quotes_are_exported_as_prometheus_series() -> None:
     text = subprocess.run([sys.executable, "-c", SERIES], capture_output=True, text=True, check=True).stdout
     assert 'sglang:laps_quote_seconds{class="long",model_name="m"} 0.25' in text
     assert 'sglang:laps_quote_high_seconds{class="long",model_name="m"} 0.5' in text

@@ -13,7 +13,7 @@ RESULTS = (REPO / "docs" / "RESULTS.md").read_text()
 REPORT = (REPO / "benchmark" / "report" / "README.md").read_text()
 
 
-def test_missed_bars_of_the_router_are_named() -> None:
+def test_readme_names_missed_router_bars() -> None:
     line = r"^\| \[.*?\|\s*router: ([^|]*?)\s*\|\s*([^\s|]+)(?: \[[^\]|]*\])?\s*\|.*\*\*MISSED\*\*\s*\|$"
     rows = re.findall(line, REPORT, re.M)
     part = README.split("### Bars that are missed")[1].split("\n## ")[0].split("The **prefill server**")[0]
@@ -21,19 +21,19 @@ def test_missed_bars_of_the_router_are_named() -> None:
     assert named == [value for _, value in rows]
 
 
-def test_pieces_that_miss_a_bar_are_named_in_the_results_and_no_others() -> None:
+def test_results_list_exactly_pieces_with_missed_bars() -> None:
     missed = set(re.findall(r"^\| \[.*?\]\(#(\S+)\)\s*\|.*\*\*MISSED\*\*\s*\|$", REPORT, re.M))
     part = RESULTS.split("## Bars that are missed")[1].split("\n## ")[0]
     assert set(re.findall(r"^- \[.*?\]\(\S+#(\S+)\): ", part, re.M)) == missed
 
 
-def test_the_results_name_every_piece_of_the_report() -> None:
+def test_results_name_every_piece_of_report() -> None:
     pieces = set(re.findall(r'^<a id="(\S+)"></a>$', REPORT, re.M))
     part = RESULTS.split("## What was measured")[1].split("\n## ")[0]
     assert set(re.findall(r"report/README\.md#([\w.-]+)\)", part)) == pieces
 
 
-def test_hosted_tests_run_the_same_command() -> None:
+def test_ci_runs_test_command_of_readme() -> None:
     command = "./run test"
     assert f"    {command} " in README
     workflow = yaml.safe_load((REPO / ".github" / "workflows" / "test.yml").read_text())

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from laps_core.length import CLASSES, LONG, SHORT
 from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.account import Moments, Wait, account
+from laps_core.receipts.blocks import DETAIL, SIZE
 from laps_core.receipts.holds import held_long, held_short
-from laps_core.receipts.ledger import Ledger, Run
+from laps_core.receipts.ledger import Ledger
+from laps_core.receipts.run import Run
 
 END = 10_000
 
@@ -24,9 +26,9 @@ def moments(**more: object) -> Moments:
     return Moments(**{"rid": "me", "cls": SHORT, "arrived_us": 0, "end_us": 100, **more})  # type: ignore[arg-type]
 
 
-def filled(rng: random.Random) -> tuple[Ledger, list[Run]]:
+def fill_ledger(rng: random.Random, block: int = SIZE) -> tuple[Ledger, list[Run]]:
     """Return a ledger of random batches, some paused for others, and all batches in order of their starts."""
-    ledger, runs = Ledger(), list[Run]()
+    ledger, runs = Ledger(block=block), list[Run]()
 
     def stretch(begin: int, end: int, depth: int) -> None:
         at = begin
@@ -52,41 +54,90 @@ def filled(rng: random.Random) -> tuple[Ledger, list[Run]]:
     return ledger, runs
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
-def test_causes_add_up_and_none_is_negative(seed: int) -> None:
-    rng = random.Random(seed)
-    ledger, runs = filled(rng)
+def random_moments(rng: random.Random, runs: list[Run]) -> Moments:
+    """Return the moments of a random request."""
     end = rng.randint(1, END)
     own = sorted(rng.sample(runs, min(len(runs), rng.randint(0, 3))), key=lambda r: r.begin_us)
     marks = [rng.choice((None, rng.randint(-10, END + 10))) for _ in range(6)]
-    begin, arrived = rng.randint(0, END), rng.randint(0, end)
-    found = account(
-        Moments(
-            rid="me",
-            cls=rng.choice(CLASSES),
-            arrived_us=arrived,
-            end_us=end,
-            runs=own,
-            blocked=[Wait(begin, begin + rng.randint(0, 500), "prefetch")] if rng.random() < 0.3 else (),
-            **dict(
-                zip(
-                    ("sent_us", "received_us", "asked_us", "waits_us", "ready_us", "transferred_us"), marks, strict=True
-                )
-            ),
+    begin = rng.randint(0, END)
+    return Moments(
+        rid="me",
+        cls=rng.choice(CLASSES),
+        arrived_us=rng.randint(0, end),
+        end_us=end,
+        runs=own,
+        blocked=[Wait(begin, begin + rng.randint(0, 500), "prefetch")] if rng.random() < 0.3 else (),
+        **dict(
+            zip(("sent_us", "received_us", "asked_us", "waits_us", "ready_us", "transferred_us"), marks, strict=True)
         ),
-        ledger,
     )
-    assert sum(found.causes_us.values()) == end - arrived
+
+
+@given(st.integers(0, 2**32), st.sampled_from((1, 2, 5, SIZE)))
+@settings(max_examples=300, deadline=None)
+def test_causes_add_up_to_ttft_and_are_positive(seed: int, block: int) -> None:
+    rng = random.Random(seed)
+    ledger, runs = fill_ledger(rng, block)
+    m = random_moments(rng, runs)
+    found = account(m, ledger)
+    assert sum(found.causes_us.values()) == m.end_us - m.arrived_us
     assert all(us > 0 for us in found.causes_us.values())
     assert len(found.behind) <= 8
     assert all(b.ms > 0.0 for b in found.behind)
 
 
+@given(st.integers(0, 2**32), st.integers(1, 9))
+@settings(max_examples=300, deadline=None)
+def test_receipt_from_sums_of_blocks_is_that_from_pieces(seed: int, block: int) -> None:
+    def made(block: int) -> tuple[object, ...]:
+        rng = random.Random(seed)
+        ledger, runs = fill_ledger(rng, block)
+        found = account(random_moments(rng, runs), ledger)
+        # Requests with the same time can be in any order.
+        return found.causes_us, [b.ms for b in found.behind], found.left_out
+
+    assert made(block) == made(10**6)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_cost_of_receipt_is_same_after_any_number_of_batches(ran: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(batches: int) -> int:
+        ledger, end = Ledger(), 10 * batches
+        for at in range(0, end, 10):
+            ledger.record_hold(at, SHORT, "gap" if at % 3 else None, waits=True)
+            ledger.record_end(run(LONG if at % 20 else SHORT, at, f"r{at}"), at, at + 9)
+        own = [run(SHORT, end, "me")] if ran else []
+        for made in own:
+            ledger.record_end(made, end, end + 9)
+        visited, pieces = list[object](), ledger.pieces
+
+        def counted(begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
+            visited.extend(pieces(begin_us, end_us))
+            return pieces(begin_us, end_us)
+
+        monkeypatch.setattr(ledger, "pieces", counted)
+        found = account(moments(runs=own, waits_us=2, arrived_us=1, end_us=end + 10), ledger)
+        assert sum(found.causes_us.values()) == end + 9
+        assert len(found.behind) == 8
+        assert (found.left_out == batches - 8) == (batches <= DETAIL)
+        return len(visited)
+
+    assert max(seen(500), seen(DETAIL), seen(20_000)) <= 4 * SIZE
+
+
+def test_wait_for_forgotten_batches_costs_little() -> None:
+    ledger = Ledger(1000)
+    for i in range(5000):
+        ledger.record_hold(10 * i, SHORT, "gap" if i % 2 else None, waits=True)
+        ledger.record_end(run(LONG, 10 * i, "L"), 10 * i, 10 * i + 10)
+    assert len(ledger.holds_between(SHORT, 0, 50_000)) <= 1100
+    assert sum(account(moments(waits_us=0, end_us=50_000), ledger).causes_us.values()) == 50_000
+
+
 @given(st.integers(0, 2**32), st.integers(0, END), st.integers(0, END))
 @settings(max_examples=300, deadline=None)
-def test_pieces_cover_a_stretch_once(seed: int, a: int, b: int) -> None:
-    ledger, _ = filled(random.Random(seed))
+def test_ledger_pieces_cover_time_range_once(seed: int, a: int, b: int) -> None:
+    ledger, _ = fill_ledger(random.Random(seed))
     begin, end = min(a, b), max(a, b)
     at = begin
     for piece in ledger.pieces(begin, end):
@@ -95,7 +146,7 @@ def test_pieces_cover_a_stretch_once(seed: int, a: int, b: int) -> None:
     assert at == end
 
 
-def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
+def test_preemption_time_counts_for_preempting_batch() -> None:
     ledger, long, short = Ledger(), run(LONG, 10, "L"), run(SHORT, 40, "S", depth=1)
     ledger.record_start(long)
     ledger.record_start(short)
@@ -121,7 +172,7 @@ def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
     assert [(b.rid, b.tokens, b.ms) for b in lone.behind] == [("S", 10, 0.015)]
 
 
-def test_a_request_waits_for_what_it_is_held_back_by() -> None:
+def test_waiting_time_is_assigned_to_holding_cause() -> None:
     ledger, long, streams = Ledger(), run(LONG, 10, "L"), run(None, 60)
     ledger.record_hold(0, SHORT, "window", waits=True)
     ledger.record_hold(20, SHORT, "gap", waits=True)
@@ -145,7 +196,7 @@ def test_a_request_waits_for_what_it_is_held_back_by() -> None:
     assert found["prefetch"] == 60
 
 
-def test_one_that_has_no_batch_has_waited_only() -> None:
+def test_request_without_batch_has_only_waiting_causes() -> None:
     ledger = Ledger()
     assert account(moments(sent_us=10, received_us=10, asked_us=12), ledger).causes_us == {
         "tokenizing": 12,
@@ -154,7 +205,7 @@ def test_one_that_has_no_batch_has_waited_only() -> None:
     assert account(moments(), ledger).causes_us == {"other": 100}
 
 
-def test_tokens_of_a_batch_that_is_paused_count_once() -> None:
+def test_tokens_of_paused_batch_count_once() -> None:
     ledger, long = Ledger(), run(LONG, 0, "L")
     ledger.record_start(long)
     for begin in (10, 30, 50):
@@ -164,7 +215,7 @@ def test_tokens_of_a_batch_that_is_paused_count_once() -> None:
     assert found == {"L": (10, 0.075), "S": (30, 0.015)}
 
 
-def test_those_behind_are_the_longest_and_the_rest_is_counted() -> None:
+def test_receipt_names_longest_requests_and_counts_rest() -> None:
     ledger = Ledger()
     for i in range(20):
         ledger.record_end(run(LONG, 10 * i, f"L{i}"), 10 * i, 10 * i + 9 - i % 3)
@@ -173,7 +224,20 @@ def test_those_behind_are_the_longest_and_the_rest_is_counted() -> None:
     assert found.behind[0].ms == max(b.ms for b in found.behind) == 0.009
 
 
-def test_memory_is_bounded() -> None:
+def test_requests_that_a_batch_only_counts_are_left_out_not_lost() -> None:
+    found = []
+    for named in (8, 300):
+        ledger = Ledger()
+        for i, cls in enumerate((SHORT, SHORT, LONG)):
+            one = run(cls, 10 * i, *(f"{cls} {i} {n}" for n in range(named)))
+            one.more = 300 - named
+            ledger.record_end(one, 10 * i, 10 * i + 9 - i)
+        found.append(account(moments(waits_us=0, end_us=200), ledger))
+    assert found[0] == found[1]
+    assert (len(found[0].behind), found[0].left_out) == (8, 892)
+
+
+def test_ledger_memory_is_bounded() -> None:
     ledger = Ledger(100)
     for i in range(1000):
         ledger.record_end(run(LONG, 10 * i, "L"), 10 * i, 10 * i + 5)
@@ -195,11 +259,11 @@ def test_memory_is_bounded() -> None:
         (Plan((), decode="first"), True, False, None),
     ],
 )
-def test_why_short_requests_wait(plan: Plan, long: bool, built: bool, cause: str | None) -> None:
+def test_hold_cause_of_short_requests_follows_plan(plan: Plan, long: bool, built: bool, cause: str | None) -> None:
     assert held_short(plan, long=long, joint=False, built=built) == cause
 
 
-def test_why_others_wait() -> None:
+def test_hold_cause_of_long_prompts_and_dp_ranks() -> None:
     assert held_short(Plan(()), long=True, joint=True, built=False) == "ranks"
     assert held_long(Plan(()), lacking=False, joint=True) == "ranks"
     assert held_long(Plan((LONG,)), lacking=True, joint=False) == "memory"

@@ -38,7 +38,7 @@ class Installed(NamedTuple):
         return run(self.folder, *command, **env)
 
 
-def fresh(folder: Path) -> Path:
+def make_environment(folder: Path) -> Path:
     """Make an environment that sees the packages of this one, except editable installs."""
     venv.create(folder)
     scheme = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
@@ -74,12 +74,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     out = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, REPO / ".ci/release.py", out], check=True, capture_output=True)
     (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
-    folder = fresh(tmp_path_factory.mktemp("venv"))
+    folder = make_environment(tmp_path_factory.mktemp("venv"))
     run(folder, folder / "bin/python", "-m", "pip", "install", "-q", wheel)
     return Installed(wheel, source, folder)
 
 
-def test_the_wheel_has_all_that_the_packages_have(installed: Installed) -> None:
+def test_wheel_contains_all_package_files(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     for package in PACKAGES:
         # Follow links: the patches are a link to a folder.
@@ -94,7 +94,7 @@ def test_the_wheel_has_all_that_the_packages_have(installed: Installed) -> None:
     assert len([n for n in inside if n.endswith(".py")]) >= len([n for n in names if n.endswith(".py")])
 
 
-def test_the_wheel_says_what_it_is(installed: Installed) -> None:
+def test_wheel_metadata_matches_project(installed: Installed) -> None:
     wheel = zipfile.ZipFile(installed.wheel)
     info = f"sglang_laps-{PROJECT['version']}.dist-info"
     meta = BytesParser().parsebytes(wheel.read(f"{info}/METADATA"))
@@ -142,7 +142,7 @@ def test_entry_points_load_and_commands_start(installed: Installed) -> None:
         assert "usage:" in installed.run(installed.folder / "bin" / name, "--help")
 
 
-def test_a_plan_is_made_with_what_the_wheel_has(installed: Installed) -> None:
+def test_laps_plan_runs_from_wheel(installed: Installed) -> None:
     said = installed.run(
         *("laps-plan", "--mix", "95% lmsys:256, 5% log:1024-8192", "--load", "0.7", "--requests", "100")
     )
@@ -150,7 +150,7 @@ def test_a_plan_is_made_with_what_the_wheel_has(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("target", ["server", "router"])
-def test_the_lines_of_the_dockerfile_run(target: str, installed: Installed, tmp_path: Path) -> None:
+def test_dockerfile_commands_run(target: str, installed: Installed, tmp_path: Path) -> None:
     stage = re.search(rf" AS {target}\n(.*?)(?=\nFROM |\Z)", DOCKERFILE, re.S)
     assert stage
     lines = stage.group(1).replace("\\\n", " ")
@@ -158,7 +158,7 @@ def test_the_lines_of_the_dockerfile_run(target: str, installed: Installed, tmp_
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / installed.wheel.name).write_bytes(installed.wheel.read_bytes())
-    folder = fresh(tmp_path / "root")
+    folder = make_environment(tmp_path / "root")
     for line in re.findall(r"^RUN (.*)$", lines, re.M):
         run(folder, "sh", "-ec", line.replace(copied, f"{wheels}/"))
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", lines, re.M)
@@ -169,7 +169,7 @@ def test_the_lines_of_the_dockerfile_run(target: str, installed: Installed, tmp_
     assert Path(file).is_relative_to(folder)
 
 
-def test_the_image_has_a_release_that_is_supported() -> None:
+def test_dockerfile_and_examples_name_current_releases() -> None:
     from sglang_laps.compat import RELEASES
 
     (image,) = re.findall(r"^ARG SGLANG_IMAGE=.*:v(\S+)$", DOCKERFILE, re.M)

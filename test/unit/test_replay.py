@@ -24,12 +24,12 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import files, recording
 from laps_plan.traffic.recording import Head, Recorded, Recording
 from laps_plan.traffic.streams import Open
-from simulated import CHUNK, HOST, MIX
+from simulated import CHUNK, HOST_PROFILE, MIX
 
 GPU = Profile.load("h200-qwen3-8b")
 
 
-def recorded(variant: str, profile: Profile, rate: float, *, seed: int = 3, requests: int = 2000) -> Recording:
+def record_server(variant: str, profile: Profile, rate: float, *, seed: int = 3, requests: int = 2000) -> Recording:
     """Return the recording of a server with this policy."""
     record = run(VARIANTS[variant], Open(MIX, rate, requests, seed=seed), profile, chunk=CHUNK).record
     rows = sorted(zip(record.at, record.new, record.cached, record.ttft, strict=True))
@@ -49,31 +49,33 @@ def recorded(variant: str, profile: Profile, rate: float, *, seed: int = 3, requ
     return Recording(head, found)
 
 
-CASES = {"host": (HOST, 12.0), "gpu": (GPU, 40.0)}
+CASES = {"host": (HOST_PROFILE, 12.0), "gpu": (GPU, 40.0)}
 
 
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize(("made", "policy"), [("laps", HERE), ("fcfs", "fcfs")])
-def test_a_recording_under_its_own_policy_is_what_it_was(case: str, made: str, policy: str) -> None:
-    found = recorded(made, *CASES[case])
+def test_replay_under_own_policy_reproduces_recording(case: str, made: str, policy: str) -> None:
+    found = record_server(made, *CASES[case])
     (one,) = replay(found, [p for p in policies(LapsConfig()) if p.name == policy])
-    _alike(quantiles(found, one.ttft_ms), quantiles(found, [r.ttft_ms for r in found.requests]), 0.10)
+    _require_similar(quantiles(found, one.ttft_ms), quantiles(found, [r.ttft_ms for r in found.requests]), 0.10)
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_fcfs_from_a_recording_under_laps_is_what_fcfs_is(case: str) -> None:
-    under_laps, under_fcfs = (recorded(name, *CASES[case]) for name in ("laps", "fcfs"))
+def test_fcfs_replay_of_laps_recording_matches_fcfs(case: str) -> None:
+    under_laps, under_fcfs = (record_server(name, *CASES[case]) for name in ("laps", "fcfs"))
     (one,) = replay(under_laps, [Policy("fcfs", "fcfs")])
-    _alike(quantiles(under_laps, one.ttft_ms), quantiles(under_fcfs, [r.ttft_ms for r in under_fcfs.requests]), 0.15)
+    _require_similar(
+        quantiles(under_laps, one.ttft_ms), quantiles(under_fcfs, [r.ttft_ms for r in under_fcfs.requests]), 0.15
+    )
 
 
-def _alike(found: Any, wanted: Any, within: float) -> None:
+def _require_similar(found: Any, wanted: Any, within: float) -> None:
     for cls in CLASSES:
         for q in ("p50", "p90"):
             assert found[cls][q] == pytest.approx(wanted[cls][q], rel=within), (cls, q)
 
 
-def test_knobs_are_changed_one_at_a_time() -> None:
+def test_replay_policies_change_one_knob_at_a_time() -> None:
     config = LapsConfig(guard=0.3, wait_window_ms=0.0)
     own = config.as_dict()
     found = policies(config)
@@ -83,14 +85,14 @@ def test_knobs_are_changed_one_at_a_time() -> None:
     assert len({p.name for p in found}) == len(found)
 
 
-def test_each_rank_is_a_server_of_its_own() -> None:
-    one = recorded("laps", *CASES["host"], requests=200)
+def test_each_dp_rank_is_replayed_as_separate_server() -> None:
+    one = record_server("laps", *CASES["host"], requests=200)
     twice = [msgspec.structs.replace(r, rank=rank) for r in one.requests for rank in (0, 1)]
     alone, both = (replay(rec, [Policy("fcfs", "fcfs")])[0] for rec in (one, Recording(one.head, twice)))
     assert both.ttft_ms[::2].tolist() == pytest.approx(alone.ttft_ms.tolist())
 
 
-def test_what_no_policy_changes_stays_as_it_was() -> None:
+def test_replay_keeps_times_independent_of_policy() -> None:
     rows = [
         Recorded(
             arrival_ms=1000.0 * i, new_tokens=100, cls=SHORT, ttft_ms=50.0, before_ms=20.0, after_ms=30.0, host_ms=0.0
@@ -105,8 +107,8 @@ def test_what_no_policy_changes_stays_as_it_was() -> None:
 # -- files
 
 
-def test_a_recording_is_a_file_and_a_trace(tmp_path: Path) -> None:
-    found, path = recorded("laps", *CASES["host"], requests=80), tmp_path / "rec.jsonl"
+def test_recording_round_trips_and_reads_as_trace(tmp_path: Path) -> None:
+    found, path = record_server("laps", *CASES["host"], requests=80), tmp_path / "rec.jsonl"
     found.save(path)
     known = recording.read(path)
     assert known.requests == found.requests
@@ -119,7 +121,7 @@ def test_a_recording_is_a_file_and_a_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", '{"kind": "other"}\n', "{\n"])
-def test_what_is_none_is_refused_in_one_line(tmp_path: Path, text: str, capsys: Any) -> None:
+def test_invalid_recording_is_rejected_in_one_line(tmp_path: Path, text: str, capsys: Any) -> None:
     path = tmp_path / "rec.jsonl"
     path.write_text(text)
     assert main(["--replay", str(path)]) == 2
@@ -128,8 +130,8 @@ def test_what_is_none_is_refused_in_one_line(tmp_path: Path, text: str, capsys: 
     assert "rec.jsonl" in said
 
 
-def test_too_few_requests_and_unknown_knobs_are_refused() -> None:
-    found = recorded("laps", *CASES["host"], requests=80)
+def test_too_few_requests_and_invalid_knobs_are_rejected() -> None:
+    found = record_server("laps", *CASES["host"], requests=80)
     with pytest.raises(ValueError, match="at least 10"):
         replay(Recording(found.head, found.requests[:9]))
     for config in ({"guard": "much"}, {"gard": 0.1}):
@@ -139,7 +141,7 @@ def test_too_few_requests_and_unknown_knobs_are_refused() -> None:
 
 # -- a server
 
-STATE = QuoteState(model=HOST.coefficients, threshold=256, chunk=CHUNK, short_batch=CHUNK, layers=28)
+STATE = QuoteState(model=HOST_PROFILE.coefficients, threshold=256, chunk=CHUNK, short_batch=CHUNK, layers=28)
 STATUS = {
     "enabled": True, "config": LapsConfig().as_dict(), "quote": msgspec.to_builtins(STATE), "overlap": False,
     "slices": {"launch_ms": 2.0}, "group": {"on": False},
@@ -147,7 +149,7 @@ STATUS = {
 
 
 def receipts() -> Receipts:
-    rows = recorded("laps", *CASES["host"], requests=150).requests
+    rows = record_server("laps", *CASES["host"], requests=150).requests
     causes: Any = {"tokenizing": 1.0, "computing": 1.0, "scheduling": 0.5, "transfer": 2.0}
     found = [
         Receipt(
@@ -159,7 +161,7 @@ def receipts() -> Receipts:
     return Receipts(receipts=found[::-1], kept=150)
 
 
-class Fake(BaseHTTPRequestHandler):
+class FakeServer(BaseHTTPRequestHandler):
     said: dict[str, Any]
 
     def do_GET(self) -> None:
@@ -174,27 +176,27 @@ class Fake(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Fake.said = {
+    FakeServer.said = {
         "/laps_status": STATUS,
         "/laps_receipts?seconds=60": receipts(),
         "/laps_receipts?seconds=30": Receipts(receipts=[]),
     }
-    with HTTPServer(("127.0.0.1", 0), Fake) as httpd:
+    with HTTPServer(("127.0.0.1", 0), FakeServer) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{httpd.server_port}"
         httpd.shutdown()
 
 
-def test_a_server_is_asked_for_its_receipts_and_its_model(server: str) -> None:
+def test_fetch_reads_receipts_and_model_from_server(server: str) -> None:
     found = fetch(server + "/", 60)
-    assert (found.head.model, found.head.chunk, found.head.layers) == (HOST.coefficients, CHUNK, 28)
+    assert (found.head.model, found.head.chunk, found.head.layers) == (HOST_PROFILE.coefficients, CHUNK, 28)
     assert len(found.requests) == 149, "but the aborted one"
     assert found.requests[0].arrival_ms == 0.0
     assert {(r.before_ms, r.after_ms, r.host_ms) for r in found.requests} == {(1.0, 2.0, 0.5)}
     assert of_receipts([]) == []
 
 
-def test_the_command_prints_tables_or_json_and_saves_the_recording(server: str, tmp_path: Path, capsys: Any) -> None:
+def test_command_prints_tables_or_json_and_saves_recording(server: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "rec.jsonl"
     assert main(["--replay", server, "--record", str(path)]) == 0
     said = capsys.readouterr().out
@@ -218,13 +220,15 @@ def test_the_command_prints_tables_or_json_and_saves_the_recording(server: str, 
         ({"quote": None}, "not fitted"),
     ],
 )  # fmt: skip
-def test_a_server_that_cannot_be_replayed_says_why(server: str, change: dict[str, Any], why: str, capsys: Any) -> None:
-    Fake.said["/laps_status"] = {**STATUS, **change}
+def test_replay_error_gives_reason_of_unsuitable_server(
+    server: str, change: dict[str, Any], why: str, capsys: Any
+) -> None:
+    FakeServer.said["/laps_status"] = {**STATUS, **change}
     assert main(["--replay", server]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_server_without_receipts_or_none_at_all_is_an_error(server: str, capsys: Any) -> None:
+def test_replay_fails_without_receipts_or_server(server: str, capsys: Any) -> None:
     assert main(["--replay", server, "--seconds", "30"]) == 2
     assert main(["--replay", server, "--seconds", "5"]) == 2
     assert main(["--replay", "http://127.0.0.1:9"]) == 2

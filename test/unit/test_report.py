@@ -65,7 +65,7 @@ def render(tmp_path: Path, *more: str) -> tuple[str, str]:
     return next(narrow), next(narrow)
 
 
-def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path) -> None:
+def test_page_contains_tables_pictures_bars_and_missing_pieces(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", "closed")
     text, _ = render(tmp_path)
     assert "| laps | 46 |" in text
@@ -82,7 +82,7 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", steps.STEPS)
-def test_every_step_is_a_command_with_these_arguments(
+def test_every_step_command_accepts_configured_arguments(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = steps.STEPS[name]
@@ -97,7 +97,7 @@ def test_every_step_is_a_command_with_these_arguments(
     assert ended.value.code == 0, capsys.readouterr().err
 
 
-def test_every_figure_is_in_bench_json_and_raw_json_is_valid(tmp_path: Path) -> None:
+def test_bench_json_has_all_figures_and_raw_json_parses(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", value=0.9)
     text, _ = render(tmp_path)
     bench = json.loads((tmp_path / "report" / "bench.json").read_text())
@@ -109,7 +109,7 @@ def test_every_figure_is_in_bench_json_and_raw_json_is_valid(tmp_path: Path) -> 
     assert json.loads(raw, parse_constant=pytest.fail)["data"] == {"nan": None}
 
 
-def test_the_readme_is_replaced_between_its_markers_and_only_once(tmp_path: Path) -> None:
+def test_readme_update_between_markers_is_idempotent(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline")
     _, once = render(tmp_path)
     _, twice = render(tmp_path)
@@ -122,14 +122,14 @@ def test_the_readme_is_replaced_between_its_markers_and_only_once(tmp_path: Path
 
 
 @pytest.mark.parametrize(("value", "told"), [(0.4, "1 of 1 bars are met."), (0.9, "0 of 1 bars are met. Missed:")])
-def test_the_readme_counts_bars_and_names_those_that_are_missed(tmp_path: Path, value: float, told: str) -> None:
+def test_readme_counts_bars_and_names_missed_bars(tmp_path: Path, value: float, told: str) -> None:
     sample(tmp_path / "from", "headline", value=value)
     _, readme = render(tmp_path)
     assert told in readme
     assert ("- short P90: 0.9 [0.9, 0.9], bar <= 0.5: **MISSED**" in readme) == (value == 0.9)
 
 
-def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
+def test_readme_omits_page_only_columns() -> None:
     table = Table("T", ("variant", "short P90", page.PAGE_ONLY[0]), [("laps", "46", "99")], "A note.")
     shown = page.brief(table)
     assert (shown.title, list(shown.heads), shown.rows, shown.note) == (
@@ -137,7 +137,7 @@ def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
     )  # fmt: skip
 
 
-def test_the_readme_has_the_judged_figures_of_the_emulated_device(tmp_path: Path) -> None:
+def test_readme_shows_judged_figures_of_emulated_device(tmp_path: Path) -> None:
     sample(tmp_path / "from", "emulated")
     _, readme = render(tmp_path)
     assert "| | [measured](report/README.md#emulated) | bar | |" in readme
@@ -147,18 +147,18 @@ def test_the_readme_has_the_judged_figures_of_the_emulated_device(tmp_path: Path
     assert "old" in readme
 
 
-def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
+def test_readme_is_unchanged_without_headline(tmp_path: Path) -> None:
     sample(tmp_path / "from", "closed")
     assert render(tmp_path)[1] == README
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN, README + README])
-def test_markers_must_be_there_once_each(text: str) -> None:
+def test_each_marker_must_appear_exactly_once(text: str) -> None:
     with pytest.raises(ValueError, match="once each"):
         page.put(text, page.HEADLINE, "x")
 
 
-def test_broken_results_and_lost_pictures_are_named(tmp_path: Path) -> None:
+def test_page_names_broken_results_and_missing_pictures(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", "closed")
     (tmp_path / "from" / "closed" / "piece.json").write_text("{")
     (tmp_path / "from" / "headline" / "headline.svg").unlink()
@@ -167,14 +167,14 @@ def test_broken_results_and_lost_pictures_are_named(tmp_path: Path) -> None:
     assert "- **headline: headline.svg**: the picture is not there" in text
 
 
-def test_a_step_that_failed_is_missing_even_with_an_older_result(tmp_path: Path) -> None:
+def test_failed_step_is_missing_despite_older_result(tmp_path: Path) -> None:
     sample(tmp_path, "one", "two")
     found = steps.collect(tmp_path, {"one": "ended with code 1"}, {n: steps.Step("m") for n in ("one", "two")})
     assert list(found.pieces) == ["two"]
     assert found.missing == {"one": "ended with code 1"}
 
 
-def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
+def test_failed_step_returns_exit_code_and_error(tmp_path: Path) -> None:
     said: list[str] = []
     wrong = steps.run("no", steps.Step("benchmark.no_such_module"), tmp_path, said.append)
     assert wrong is not None
@@ -182,7 +182,7 @@ def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
     assert "no_such_module" in wrong
 
 
-def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
+def test_page_can_be_rebuilt_from_page_folder(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", "closed")
     # The picture has the same name as another piece's picture.
     (tmp_path / "from" / "closed" / "headline.svg").write_text("<svg>another</svg>")
@@ -208,7 +208,7 @@ def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "closed-headline.svg").exists()
 
 
-def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: Path) -> None:
+def test_infinite_figure_is_json_null_and_reads_as_nan(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", value=math.inf)
     render(tmp_path)
     kept = tmp_path / "report" / "headline.json"
@@ -216,14 +216,14 @@ def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: P
     assert math.isnan(Piece.read(kept).figures[0].value)
 
 
-def test_what_was_measured_here_can_be_read() -> None:
+def test_committed_results_can_be_read() -> None:
     found = steps.collect(REPO / "benchmark" / "report", {})
     assert {"headline", "closed", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
     assert not [why for why in found.missing.values() if "cannot be read" in why]
     assert "gpu-graphs" in found.missing
 
 
-def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_folder_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "mine.txt").write_text("precious")
     sample(tmp_path / "from", "headline")
@@ -241,7 +241,9 @@ def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest
         (["--from", "/nowhere"], "not a folder"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_rejected_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         report.main(argv)
     assert stop.value.code == 2
@@ -250,7 +252,7 @@ def test_bad_arguments_are_told_in_one_line(argv: list[str], told: str, capsys: 
     assert len(err.splitlines()) == 1
 
 
-def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
+def test_bar_is_met_at_limit_and_states_range() -> None:
     for bar, told, good, bad in (
         (Bar(most=0.5), "<= 0.5", 0.5, 0.51), (Bar(least=2.0), ">= 2", 2.0, 1.99),
         (Bar(least=0.85, most=1.15), "0.85..1.15", 1.15, 0.84),
@@ -261,14 +263,14 @@ def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
     assert not Bar(most=1.0).met(math.nan)
 
 
-def test_no_path_outside_the_repository_is_reported() -> None:
+def test_command_text_omits_paths_outside_repository() -> None:
     out = str(REPO / "out" / "x")
     assert command_text("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
     assert command_text("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
     assert command_text("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
 
 
-def test_paths_in_a_piece_are_as_seen_from_the_repository(tmp_path: Path) -> None:
+def test_piece_paths_are_relative_to_repository(tmp_path: Path) -> None:
     made = Piece("x", "X", "text", 0, [], [], data={"profile": str(REPO / "out" / "x.json")})
     made.write(tmp_path)
     assert Piece.read(tmp_path).data == {"profile": "out/x.json"}

@@ -30,14 +30,14 @@ tails = st.dictionaries(
 
 
 @given(objects, tails, st.sampled_from([None, 2]), st.sampled_from(["", " ", "\n\t"]))
-def test_splicing_equals_updating(body: dict[str, Any], extra: dict[str, Any], indent: int | None, pad: str) -> None:
+def test_splice_equals_dict_update(body: dict[str, Any], extra: dict[str, Any], indent: int | None, pad: str) -> None:
     raw = (pad + json.dumps(body, indent=indent) + pad).encode()
     assert parse(raw) == (raw, body)
     assert json.loads(splice(raw, body, json.dumps(extra).encode())) == {**body, **extra}
 
 
 @given(st.binary(max_size=40))
-def test_parsing_gives_what_servers_read_or_says_why_not(raw: bytes) -> None:
+def test_parse_returns_object_or_error_reply(raw: bytes) -> None:
     parsed = refused = None
     try:
         parsed = parse(raw)
@@ -58,7 +58,7 @@ def test_parsing_gives_what_servers_read_or_says_why_not(raw: bytes) -> None:
     st.sampled_from(["text", "input_ids", "prompt", "messages"]),
     json_values,
 )
-def test_reading_a_prompt_never_fails(endpoint: str, body: dict[str, Any], name: str, value: Any) -> None:  # fmt: skip
+def test_reading_prompt_never_fails(endpoint: str, body: dict[str, Any], name: str, value: Any) -> None:  # fmt: skip
     body = {**body, name: value}
     prompt = read_prompt(endpoint, body)
     assert ByteCounter().count(prompt) >= 0
@@ -78,11 +78,11 @@ def test_reading_a_prompt_never_fails(endpoint: str, body: dict[str, Any], name:
         (COMPLETIONS, {"prompt": [[1], [2, 3]]}, 3),
     ],
 )
-def test_each_form_of_a_prompt_counts(endpoint: str, body: dict[str, Any], tokens: int) -> None:
+def test_every_prompt_form_is_counted(endpoint: str, body: dict[str, Any], tokens: int) -> None:
     assert ByteCounter().count(read_prompt(endpoint, body)) == tokens
 
 
-def test_chat_counts_text_parts_and_tools_but_not_the_bytes_of_images() -> None:
+def test_chat_counts_text_and_tools_but_not_image_bytes() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 400}, image]}]}
     prompt = read_prompt(CHAT, body)
@@ -92,7 +92,7 @@ def test_chat_counts_text_parts_and_tools_but_not_the_bytes_of_images() -> None:
     assert ByteCounter().count(with_tools) > 1000
 
 
-def test_a_conversation_begins_as_its_last_turn_did() -> None:
+def test_next_turn_starts_with_text_of_previous_turn() -> None:
     first = [{"role": "user", "content": "hello"}]
     second = [*first, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and?"}]
     (a,), (b,) = (read_prompt(CHAT, {"messages": m}).texts for m in (first, second))
@@ -100,7 +100,7 @@ def test_a_conversation_begins_as_its_last_turn_did() -> None:
 
 
 @pytest.mark.parametrize("per_token", [1.5, 3.0, 6.5])
-def test_the_estimate_learns_the_ratio(per_token: float) -> None:
+def test_byte_counter_learns_bytes_per_token(per_token: float) -> None:
     counter = ByteCounter()
     prompt = read_prompt(GENERATE, {"text": "a" * 6000})
     counter.count(prompt)
@@ -109,7 +109,7 @@ def test_the_estimate_learns_the_ratio(per_token: float) -> None:
     assert counter.count(prompt) == pytest.approx(6000 / per_token, rel=0.05)
 
 
-def test_text_and_chat_are_learnt_apart() -> None:
+def test_text_and_chat_ratios_are_learned_separately() -> None:
     counter = ByteCounter()
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a" * 600}]})
     counter.count(chat)
@@ -119,7 +119,7 @@ def test_text_and_chat_are_learnt_apart() -> None:
     assert counter.count(chat) == pytest.approx(300, rel=0.05)
 
 
-def test_reported_tokens_are_found_in_a_reply_or_a_first_event() -> None:
+def test_reported_tokens_are_found_in_reply_or_first_event() -> None:
     assert reported_tokens(b'{"meta_info":{"prompt_tokens": 12,"x":1}}') == 12
     assert reported_tokens(b'data: {"usage":{"prompt_tokens":7}}\n\n') == 7
     assert reported_tokens(b'{"usage":null}') is None
@@ -135,7 +135,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tokenizer_counts_exactly_and_extrapolates_beyond_its_bound(tokenizer: Path) -> None:
+def test_tokenizer_counts_exactly_and_extrapolates_long_text(tokenizer: Path) -> None:
     counter = TokenizerCounter(str(tokenizer), exact_chars=1000)
     assert counter.count(read_prompt(GENERATE, {"text": "a b c"})) == 3
     assert counter.count(read_prompt(GENERATE, {"text": "a " * 10_000})) == pytest.approx(10_000, rel=0.01)
@@ -172,7 +172,7 @@ def watched(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tokenizer
 
 
 @pytest.mark.parametrize("texts", [["a " * 2048] * 512, ["a "] * 50_000, [""] * 50_000 + ["a a"]])
-def test_a_batch_is_tokenised_within_the_budget_of_one_request_and_only_once(
+def test_batch_is_tokenized_once_within_budget_of_one_request(
     watched: tuple[TokenizerCounter, Watched], texts: list[str]
 ) -> None:
     counter, tokenizer = watched
@@ -186,7 +186,7 @@ def test_a_batch_is_tokenised_within_the_budget_of_one_request_and_only_once(
     assert len(tokenizer.given) == given
 
 
-def test_learning_from_a_reply_tokenises_nothing(watched: tuple[TokenizerCounter, Watched]) -> None:
+def test_learning_from_reply_tokenizes_nothing(watched: tuple[TokenizerCounter, Watched]) -> None:
     counter, tokenizer = watched
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}]})
     before = counter.count(chat)
@@ -196,13 +196,13 @@ def test_learning_from_a_reply_tokenises_nothing(watched: tuple[TokenizerCounter
     assert counter.count(chat) == before + 20
 
 
-def test_a_lone_surrogate_is_tokenised_as_its_replacement(tokenizer: Path) -> None:
+def test_lone_surrogate_counts_as_one_token(tokenizer: Path) -> None:
     counter = TokenizerCounter(str(tokenizer), exact_chars=1000)
     assert counter.count(read_prompt(GENERATE, {"text": "a \ud800 a"})) == 3
 
 
 @pytest.mark.parametrize("messages", [1, 3])
-def test_what_the_template_adds_is_learnt(tokenizer: Path, messages: int) -> None:
+def test_tokens_of_chat_template_are_learned(tokenizer: Path, messages: int) -> None:
     counter = TokenizerCounter(str(tokenizer / "tokenizer.json"), exact_chars=1000)
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}] * messages})
     plain = counter.count(chat) - round(messages * START_MESSAGE_TOKENS)
@@ -217,7 +217,7 @@ def deadline(endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
     return added
 
 
-def test_a_deadline_of_the_body_stays() -> None:
+def test_add_deadline_keeps_deadline_of_body() -> None:
     body = {"sampling_params": {"custom_params": {"ttft_slo_ms": 5, "x": 1}}}
     assert deadline(GENERATE, body)["sampling_params"]["custom_params"] == {"ttft_slo_ms": 5, "x": 1}
     batch = {"sampling_params": [{"n": 1}, {}]}
@@ -229,12 +229,12 @@ def test_a_deadline_of_the_body_stays() -> None:
     "text",
     ["5e-324", "1e-310", "1e-9", "0.09", "1e10", "1" + "0" * 400, "-1", "nan", "inf", "x", "1_000", "\u0661\u0660"],
 )
-def test_a_deadline_that_breaks_arithmetic_is_refused(text: str) -> None:
+def test_invalid_or_out_of_range_deadline_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest, match="x-sgl-ttft-slo-ms"):
         read_deadline([text])
 
 
-def test_a_deadline_is_given_once() -> None:
+def test_repeated_deadline_is_rejected() -> None:
     assert read_deadline(["0.1"]) == 0.1
     with pytest.raises(BadRequest, match="given 2 times"):
         read_deadline(["250", "250"])
@@ -269,7 +269,7 @@ def nested(depth: int) -> Any:
         (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [float("nan"), 10**30]}, False),
     ],
 )
-def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
+def test_unreadable_prompt_is_marked_and_measured_by_body_size(
     endpoint: str, body: dict[str, Any], unread: bool
 ) -> None:
     prompt = read_prompt(endpoint, body)
@@ -311,31 +311,47 @@ def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) ->
         (GENERATE, {"sampling_params": {"n": 2, "beam_width": 4}}),
     ],
 )
-def test_what_makes_no_further_requests_is_left_to_the_servers(endpoint: str, body: dict[str, Any]) -> None:
+def test_refuse_accepts_bodies_without_extra_samples(endpoint: str, body: dict[str, Any]) -> None:
     refuse(endpoint, body)
 
 
 @pytest.mark.parametrize("raw", [b'{"x":' + b"[" * 1500 + b"]" * 1500 + b"}", b'{"a":' * 1200 + b"1" + b"}" * 1200])
-def test_what_the_stock_router_cannot_read_for_depth_is_refused(raw: bytes) -> None:
+def test_too_deeply_nested_body_is_rejected(raw: bytes) -> None:
     with pytest.raises(Rejection) as e:
         parse(raw)
     assert e.value.reply.status == 400
 
 
-def test_many_brackets_are_not_deep() -> None:
+def test_many_brackets_do_not_count_as_deep_nesting() -> None:
     body = {"input_ids": [[i] for i in range(3000)], "x": "[{" * 2000}
     assert parse(json.dumps(body).encode())[1] == body
 
 
+@pytest.mark.parametrize("value", ["[]", "{}", '"\\\\",[]', '{"\\"":"\\\\\\""}'])
+def test_router_refuses_bodies_of_too_many_lists(value: str) -> None:
+    """Each takes sixty bytes in memory, and other requests wait while it is made."""
+    raw = '{"text":"a","x":[%s]}'
+    assert parse((raw % ",".join([value] * 199_998)).encode())
+    with pytest.raises(Rejection) as e:
+        parse((raw % ",".join([value] * 199_999)).encode())
+    assert e.value.reply.status == 413
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, '"[\\' * 300_000, "\\[{" * 200_000])
+def test_brackets_of_texts_do_not_count(text: str) -> None:
+    body = {"text": text, "x": text}
+    assert parse(json.dumps(body).encode())[1] == body
+
+
 @pytest.mark.parametrize("room", ["NaN", "1e999", "1" + "0" * 400])
-def test_rooms_of_the_client_are_taken_out(room: str) -> None:
+def test_client_bootstrap_rooms_are_removed(room: str) -> None:
     raw = b'{"text":"a","big":123456789012345678901234567890,"bootstrap_room":%b}' % room.encode()
     assert json.loads(without_routed(raw, parse(raw)[1])) == {"text": "a", "big": 123456789012345678901234567890}
     assert without_routed(b'{"text": "a"}', {"text": "a"}) == b'{"text": "a"}'
 
 
 @pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}])
-def test_an_empty_text_is_refused(body: dict[str, Any]) -> None:
+def test_generate_rejects_empty_text_without_media(body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="empty"):
         refuse(GENERATE, body)
     refuse(GENERATE, {**body, "image_data": "x"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from choosing import send
+from choosing import choose_and_record
 from laps_core.latency.step import Coefficients
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
@@ -30,12 +30,12 @@ def servers(n: int, pools: str = "", **config: Any) -> Pools:
 
 
 def chosen(p: Pools, ask: Ask) -> Choice:
-    found = send(p, ask)
+    found = choose_and_record(p, ask)
     assert found is not None
     return found
 
 
-def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
+def test_predicted_work_counts_new_and_cached_tokens() -> None:
     p = servers(1)
     chosen(p, Ask(1024, [fingerprint(HALF)]))
     found = chosen(p, Ask(2048, [fingerprint(TEXT)], refuse_at=NOW_S))
@@ -44,7 +44,7 @@ def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
     assert found.late_s == pytest.approx(0.01 + 0.1024 + 0.01024)
 
 
-def test_what_is_cached_takes_time_as_well() -> None:
+def test_choice_counts_time_to_read_cached_tokens() -> None:
     """With half of the prompt cached the work takes 0.113 s, elsewhere 0.205 s; more work also delays others."""
     p = servers(2)
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
@@ -54,7 +54,7 @@ def test_what_is_cached_takes_time_as_well() -> None:
             assert (chosen(p, ask).instance is home) == stays
 
 
-def test_a_first_token_is_late_after_the_time_that_it_is_to_be_there() -> None:
+def test_late_s_is_predicted_time_past_deadline() -> None:
     p = servers(1)
     assert chosen(p, Ask(1000, refuse_at=NOW_S + 0.05)).late_s == pytest.approx(0.06)
     assert chosen(p, Ask(1000, refuse_at=NOW_S + 0.12)).late_s == 0.0
@@ -67,13 +67,13 @@ def test_a_first_token_is_late_after_the_time_that_it_is_to_be_there() -> None:
     assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == 0.0, "nobody knows"
 
 
-def test_what_would_be_late_is_not_held_there_afterwards() -> None:
+def test_late_request_leaves_no_prefix_at_server() -> None:
     p = servers(1)
     chosen(p, Ask(1024, [fingerprint(HALF)], refuse_at=NOW_S))
     assert p.instances[0].prefix_blocks == 0
 
 
-def test_a_prompt_as_long_as_the_memory_goes_there() -> None:
+def test_prompt_of_exactly_longest_length_fits_server() -> None:
     p = servers(2)
     small, large = p.instances
     small.longest = 5000
@@ -82,32 +82,32 @@ def test_a_prompt_as_long_as_the_memory_goes_there() -> None:
         assert chosen(p, Ask(5001)).instance is large
 
 
-def test_what_is_short_without_any_prefix_has_no_home_in_the_long_pool() -> None:
+def test_short_prompt_without_prefix_stays_in_busy_short_pool() -> None:
     p = servers(2, "sl")
     with p.instances[0].lease(2048, "short", 0.2):
         assert chosen(p, Ask(256)).instance is p.instances[0]
 
 
 @pytest.mark.parametrize(("outstanding", "copies"), [(2048, True), (2049, False)])
-def test_a_copy_is_made_where_one_is_not_full(outstanding: int, copies: bool) -> None:
+def test_prefix_is_copied_only_without_short_pool_overload(outstanding: int, copies: bool) -> None:
     p = servers(2, "sl")
     with p.instances[0].lease(outstanding, "short", 0.2):
-        made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%08d" % i * 40)])).copies for i in range(5)]
+        made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%08d" % i * 40)])).why == "copy" for i in range(5)]
     assert any(made) == copies
 
 
-def test_a_request_that_is_long_anyway_does_not_share_a_prefix() -> None:
+def test_request_long_despite_prefix_does_not_count_as_sharer() -> None:
     p = servers(2, "sl")
     p.instances[0].healthy = False
     for i in range(6):
         # These requests are long even at the server with the prefix.
         assert chosen(p, Ask(2048, [fingerprint(HALF + b"%08d" % i * 512)])).length_class == "long"
     p.instances[0].healthy = True
-    made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%07dx" % i * 40)])).copies for i in range(3)]
+    made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%07dx" % i * 40)])).why == "copy" for i in range(3)]
     assert made == [False, False, True]
 
 
-def test_a_move_is_of_the_server_that_it_names() -> None:
+def test_by_url_finds_each_server() -> None:
     p = servers(3)
     assert [p.by_url(i.url) for i in p.instances] == p.instances
 
@@ -124,7 +124,7 @@ def test_a_move_is_of_the_server_that_it_names() -> None:
         ("bsl", "both"),
     ],
 )
-def test_one_more_server_joins_the_smaller_pool(pools: str, place: str) -> None:
+def test_new_server_joins_smaller_pool(pools: str, place: str) -> None:
     p = servers(len(pools), pools)
     assert p.choose_pool() == place
     for i in p.instances:
@@ -132,24 +132,38 @@ def test_one_more_server_joins_the_smaller_pool(pools: str, place: str) -> None:
     assert p.choose_pool() == place
 
 
-def test_the_first_server_is_in_both_pools_unless_the_fleet_is_to_stay_divided() -> None:
+def test_first_server_joins_both_pools_unless_initial_short_set() -> None:
     assert servers(0).choose_pool() == "both"
     assert servers(0, initial_short=1).choose_pool() == "short"
 
 
 @pytest.mark.parametrize(("served", "place"), [(0, "long"), (1, "short")])
-def test_a_server_that_is_gone_does_not_count_and_one_that_is_still_to_begin_does(served: int, place: str) -> None:
+def test_choose_pool_counts_unused_servers_but_not_failed_ones(served: int, place: str) -> None:
     p = servers(4, "ssll")
     p.instances[0].healthy, p.instances[0].served = False, served
     assert p.choose_pool() == place
 
 
-def test_a_choice_that_is_not_taken_changes_nothing() -> None:
+def test_repeated_choose_returns_equal_choice() -> None:
     p = servers(3, "sll")
     shared = [Ask(1100, [fingerprint(TEXT[:4096] + bytes([65 + k]) * 300)], session=str(k)) for k in range(4)]
     for ask in shared[:3]:
         chosen(p, ask)
     first = p.choose(shared[3])
     assert first is not None
-    assert first.copies
+    assert first.why == "copy"
     assert all(p.choose(shared[3]) == first for _ in range(5))
+
+
+def test_hung_server_gets_no_more_of_burst_than_others() -> None:
+    """A server without LAPS has one request of 0.2 s, unanswered for 20 s."""
+    now_s = [NOW_S]
+    p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig(), lambda: now_s[0])
+    hung = p.instances[0]
+    sent = [hung.lease(2000, "long", 0.2)]
+    sent[0].__enter__()
+    now_s[0] += 20.0
+    for _ in range(60):
+        sent.append(chosen(p, Ask(2000)).lease())
+        sent[-1].__enter__()
+    assert sum(lease.instance is hung for lease in sent) <= 21

@@ -27,7 +27,7 @@ from sglang_router_laps.request.replies import Rejection
         *("/json", "json", "application/json,text/plain", "application /json", ";application/json", "text/plain"),
     ],
 )
-def test_a_body_is_taken_for_json_where_fastapi_does(said: str) -> None:
+def test_require_json_accepts_same_content_types_as_fastapi(said: str) -> None:
     message = email.message.Message()
     message["content-type"] = said
     form = message.get_content_subtype()
@@ -39,7 +39,7 @@ def test_a_body_is_taken_for_json_where_fastapi_does(said: str) -> None:
             require_json(scope)
 
 
-def test_a_body_without_a_type_is_refused() -> None:
+def test_missing_content_type_returns_422() -> None:
     with pytest.raises(Rejection) as refused:
         require_json({"headers": []})
     assert refused.value.reply.status == 422

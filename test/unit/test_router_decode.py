@@ -19,25 +19,25 @@ def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name:
     return made
 
 
-def test_the_decode_server_with_the_most_free_tokens_is_chosen_whoever_filled_the_others() -> None:
+def test_decode_server_with_most_free_tokens_is_chosen() -> None:
     full, free = server(80_000), server(20_000)
     with free.lease(1000):
         assert choose_decoder([full, free], 100, 1.0) is free
 
 
-def test_room_is_counted_and_not_its_share() -> None:
+def test_decode_choice_compares_free_tokens_not_fractions() -> None:
     small, large = server(10_000, 50_000), server(60_000, 200_000)
     assert choose_decoder([small, large], 100, 1.0) is large
 
 
-def test_what_was_sent_since_it_was_read_counts() -> None:
+def test_tokens_sent_since_report_count_as_used() -> None:
     one, other = server(20_000), server(25_000)
     with one.lease(6000):
         assert choose_decoder([one, other], 100, 1.0) is other
     assert choose_decoder([one, other], 100, 1.0) is one, "and what has ended since is free"
 
 
-def test_what_ended_since_it_was_read_is_free() -> None:
+def test_tokens_released_since_report_count_as_free() -> None:
     done, other = server(30_000, own=20_000), server(25_000)
     assert done.held() == 10_000
     assert choose_decoder([done, other], 100, 1.0) is done
@@ -46,13 +46,13 @@ def test_what_ended_since_it_was_read_is_free() -> None:
         assert done.held(4.0) == 15_000
 
 
-def test_answers_to_come_are_counted_as_they_are_without_a_reading() -> None:
+def test_held_tokens_include_all_outstanding_tokens() -> None:
     young = server(1000, own=8000)
     with young.lease(8000):
         assert young.held() == 8000
 
 
-def test_one_that_cannot_hold_it_is_passed_over_while_another_can() -> None:
+def test_too_small_decode_server_is_skipped_while_another_fits() -> None:
     small, large = server(0, 10_000), server(150_000, 200_000)
     assert choose_decoder([small, large], 20_000, 1.0) is large
     assert choose_decoder([small, large], 200, 1.0) is large
@@ -61,14 +61,14 @@ def test_one_that_cannot_hold_it_is_passed_over_while_another_can() -> None:
     assert choose_decoder([small, silent], 20_000, 1.0) is silent
 
 
-def test_of_several_ranks_one_must_hold_it_all() -> None:
+def test_request_must_fit_largest_dp_rank_of_decode_server() -> None:
     ranked = DecodeInstance("http://d:1", lambda: 0.0)
     ranked.kv = Kv(reported=0, capacity=40_000, largest_rank=10_000, own=0)
     assert choose_decoder([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
     assert choose_decoder([ranked, server(35_000, 40_000)], 10_000, 1.0) is ranked
 
 
-def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_router_sent() -> None:
+def test_server_without_report_gets_smallest_reported_capacity() -> None:
     silent, small, large = server(), server(20_000, 50_000), server(100_000, 200_000)
     with silent.lease(10_000):
         # Free KV tokens: 40,000, 30,000 and 100,000.
@@ -78,20 +78,20 @@ def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_r
         assert choose_decoder([silent, small], 100, 1.0) is small
 
 
-def test_where_none_says_anything_the_one_with_the_fewest_tokens_is_chosen() -> None:
+def test_decode_server_with_fewest_tokens_is_chosen_without_reports() -> None:
     full, many = server(), server()
     with full.lease(30_000), many.lease(100), many.lease(100):
         assert choose_decoder([full, many], 100, 1.0) is many
 
 
-def test_a_restarted_server_is_not_held_to_what_the_old_one_said() -> None:
+def test_forget_clears_kv_report() -> None:
     one = server(90_000)
     one.forget()
     assert one.kv is None
     assert one.held() == 0
 
 
-def test_the_choice_of_a_pair_minds_the_size_of_the_request() -> None:
+def test_choose_pair_considers_request_size() -> None:
     pools = Pools(
         [("http://p0:1", 1), ("http://p1:1", 1)], AllocConfig(), lambda: 0.0, decoders=["http://d0:1", "http://d1:1"]
     )
@@ -103,7 +103,7 @@ def test_the_choice_of_a_pair_minds_the_size_of_the_request() -> None:
         assert found[1] is chosen
 
 
-def test_how_much_others_send_is_seen_in_what_is_held() -> None:
+def test_traffic_ratio_compares_reported_with_locally_sent_tokens() -> None:
     assert estimate_traffic_ratio([server(), server()]) == 1.0
     assert estimate_traffic_ratio([server(30_000, own=5000), server(10_000, own=5000)]) == 4.0
     assert estimate_traffic_ratio([server(100, own=5000)]) == 1.0
@@ -112,7 +112,7 @@ def test_how_much_others_send_is_seen_in_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 2, 8])
-def test_many_routers_that_read_at_once_fill_the_servers_evenly(routers: int) -> None:
+def test_concurrent_routers_fill_decode_servers_evenly(routers: int) -> None:
     """Requests live for ten reports; one server starts with fewer free KV tokens than the others."""
     rng = random.Random(routers)
     seats = [[server(0, 1_000_000, name=f"d{n}") for n in range(4)] for _ in range(routers)]

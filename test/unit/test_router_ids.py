@@ -23,7 +23,7 @@ def seen(ids: Ids, rid: Any) -> Any:
     return json.loads(ids.with_client_ids(reply(rid)))["meta_info"]["id"]
 
 
-def test_a_request_without_an_id_shows_that_of_the_router_whatever_attempt_answers() -> None:
+def test_client_without_id_sees_same_router_id_after_retries() -> None:
     ids = Ids(None, None)
     first = ids.name
     assert list(ids.client_ids()) == [first]
@@ -40,7 +40,7 @@ def test_a_request_without_an_id_shows_that_of_the_router_whatever_attempt_answe
 
 
 @pytest.mark.parametrize("rid", ["mine", 'm"i\\n\u00e9', "\ud800", ["a", "b"], ["a", "ab"]])
-def test_servers_never_see_the_clients_ids_and_the_client_no_others(rid: Any) -> None:
+def test_client_ids_never_reach_servers_but_appear_in_replies(rid: Any) -> None:
     ids = Ids(rid, len(rid) if isinstance(rid, list) else None, first="0" * 32)
     for _ in range(3):
         ids.renew()
@@ -53,7 +53,7 @@ def test_servers_never_see_the_clients_ids_and_the_client_no_others(rid: Any) ->
 
 @pytest.mark.parametrize("n", [1, 2, 10, 11, 120])
 @pytest.mark.parametrize("rid", [None, "r"])
-def test_no_id_is_a_prefix_of_another(rid: str | None, n: int) -> None:
+def test_no_server_id_is_prefix_of_another(rid: str | None, n: int) -> None:
     ids = Ids(rid, n)
     for _ in range(2):
         ids.renew()
@@ -74,9 +74,18 @@ def test_no_id_is_a_prefix_of_another(rid: str | None, n: int) -> None:
         (["a", ""], 2, "empty"),
     ],
 )
-def test_what_sglang_takes_for_no_id_is_refused(rid: Any, batch: int | None, says: str) -> None:
+def test_invalid_rid_is_refused(rid: Any, batch: int | None, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Ids(rid, batch)
+
+
+@pytest.mark.parametrize("rid", ["r" * 257, ["r", "r" * 257]])
+def test_router_refuses_ids_over_256_characters(rid: Any) -> None:
+    """A stream repeats the id in each event, so a long id would fill the router's memory."""
+    batch = len(rid) if isinstance(rid, list) else None
+    with pytest.raises(ValueError, match="at most 256 characters"):
+        Ids(rid, batch)
+    Ids([r[:256] for r in rid] if isinstance(rid, list) else rid[:256], batch)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_what_sglang_takes_for_no_id_is_refused(rid: Any, batch: int | None, say
         (CHAT, {"messages": []}, []),
     ],
 )
-def test_the_parts_of_a_batch_have_ids_of_their_own(endpoint: str, body: dict[str, Any], parts: list[str]) -> None:
+def test_each_prompt_of_batch_gets_separate_id(endpoint: str, body: dict[str, Any], parts: list[str]) -> None:
     ids = Ids("r", batch_size(endpoint, body))
     ids.renew()
     assert ids.client_ids() == {"r": None, **{part: i for i, part in enumerate(parts)}}
@@ -100,7 +109,7 @@ def test_the_parts_of_a_batch_have_ids_of_their_own(endpoint: str, body: dict[st
 
 
 @pytest.mark.parametrize("rid", ["mine", None])
-def test_another_router_finds_the_ids_of_a_first_attempt(rid: str | None) -> None:
+def test_another_router_derives_ids_of_first_attempt(rid: str | None) -> None:
     ids = Ids(rid, None, owner="me")
     ids.renew()
     (named,) = ids.client_ids()
@@ -113,6 +122,6 @@ def test_another_router_finds_the_ids_of_a_first_attempt(rid: str | None) -> Non
     assert not rid or not {*decode} & {*ids_elsewhere(named, "you")["decode"]}
 
 
-def test_an_empty_id_is_none() -> None:
+def test_empty_id_is_replaced_by_router_id() -> None:
     ids = Ids("", None)
     assert list(ids.client_ids()) == [ids.name]

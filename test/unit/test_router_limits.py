@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from choosing import send
+from choosing import choose_and_record
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.prefill import PrefillInstance
@@ -16,16 +16,16 @@ TEXT = b"".join(b"%08d" % i for i in range(512))
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (513, 2)])
-def test_a_prompt_has_its_whole_blocks(size: int, blocks: int) -> None:
+def test_fingerprint_hashes_only_whole_blocks(size: int, blocks: int) -> None:
     assert len(fingerprint(bytes(size)).hashes) == blocks
     assert len(fingerprint([7] * (size // 4)).hashes) == blocks
 
 
-def test_a_part_lies_in_the_block_that_it_ends_in() -> None:
+def test_media_is_assigned_to_block_containing_media_end() -> None:
     assert fingerprint(TEXT, (1, 256, 257, 4096)).media == (0, 0, 1, 15)
 
 
-def test_the_index_keeps_the_blocks_used_last() -> None:
+def test_prefix_index_keeps_most_recently_used_blocks() -> None:
     index = PrefixIndex(8 * 64)
     index.add(fingerprint(TEXT))
     assert (len(index), index.depth(fingerprint(TEXT))) == (8, 8)
@@ -40,12 +40,12 @@ def pools(n: int = 4, **config: object) -> Pools:
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
-    choice = send(p, Ask(tokens, [fingerprint(text)] if text else []))
+    choice = choose_and_record(p, Ask(tokens, [fingerprint(text)] if text else []))
     assert choice is not None
-    return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
+    return choice.instance, choice.length_class, choice.new_tokens, choice.why == "spill"
 
 
-def test_the_limits_of_spilling_belong_to_the_pool_itself() -> None:
+def test_long_request_spills_only_above_load_limits() -> None:
     p = pools(2, spill="both")
     short, long = p.instances
     with long.lease(2048):
@@ -59,7 +59,7 @@ def test_the_limits_of_spilling_belong_to_the_pool_itself() -> None:
 
 
 @pytest.mark.parametrize(("before", "pool"), [(200, "short"), (5000, "long")])
-def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, pool: str) -> None:
+def test_new_tokens_at_threshold_are_short_despite_longer_prompt(before: int, pool: str) -> None:
     p = pools()
     home, *_ = route(p, before, TEXT[:2048])
     assert home.pool == pool
@@ -75,16 +75,14 @@ def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, p
         (4096, 0.821, False),
     ],
 )
-def test_the_rank_with_the_prefix_is_taken_unless_the_wait_is_much_longer(
-    tokens: int, busy_s: float, stays: bool
-) -> None:
+def test_server_with_prefix_is_chosen_unless_wait_outweighs_saving(tokens: int, busy_s: float, stays: bool) -> None:
     p = pools(3, initial_short=1)
     home, *_ = route(p, 5000, TEXT[:2048])
     with home.lease(1, "long", busy_s):
         assert (route(p, tokens, TEXT)[0] is home) == stays
 
 
-def test_without_a_cached_prefix_the_ranks_take_turns() -> None:
+def test_servers_take_turns_without_cached_prefix() -> None:
     p = pools(3, initial_short=1)
     taken = []
     for i in range(4):
@@ -94,10 +92,10 @@ def test_without_a_cached_prefix_the_ranks_take_turns() -> None:
     assert taken[0] is taken[2] is not taken[1] is taken[3]
 
 
-def test_an_instance_to_avoid_is_taken_only_without_another() -> None:
+def test_avoided_instance_is_chosen_only_as_last_resort() -> None:
     p = pools(3, initial_short=2)
     first, second, long = p.instances
     for avoid, taken in (((), first), ((first,), second), ((first, second), long), (p.instances, first)):
-        choice = send(p, Ask(10), avoid)
+        choice = choose_and_record(p, Ask(10), avoid)
         assert choice is not None
         assert choice.instance is taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from choosing import send
+from choosing import choose_and_record
 from laps_core.pools.choice import Pools, TriedServers
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import Instance
@@ -29,7 +29,7 @@ def choose(p: Pools, tried: TriedServers) -> Way:
     return found[0].instance, found[1]
 
 
-def test_every_pair_is_tried_once_before_any_is_again() -> None:
+def test_every_pair_is_tried_before_any_repeats() -> None:
     p, tried = pairs(2, 3), TriedServers()
     ways: list[Way] = []
     while p.has_untried_pair(tried, now=True):
@@ -41,7 +41,7 @@ def test_every_pair_is_tried_once_before_any_is_again() -> None:
     assert choose(p, tried) in ways
 
 
-def test_a_server_that_failed_is_left_while_there_is_another() -> None:
+def test_failed_server_is_avoided_while_another_exists() -> None:
     p = pairs()
     sick = p.instances[0]
     tried = TriedServers(servers={sick, p.decoders[0]})
@@ -51,7 +51,7 @@ def test_a_server_that_failed_is_left_while_there_is_another() -> None:
     assert choose(p, tried)[0] is not sick
 
 
-def test_a_server_on_trial_counts_for_later_only() -> None:
+def test_pair_with_open_breaker_is_untried_only_for_later() -> None:
     p = pairs(2, 1)
     for _ in range(10):
         p.decoders[0].breaker.failed()
@@ -60,7 +60,7 @@ def test_a_server_on_trial_counts_for_later_only() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_role_without_a_healthy_server_is_named(role: str) -> None:
+def test_missing_role_names_role_without_healthy_server(role: str) -> None:
     p = pairs()
     for i in p.instances if role == "prefill" else p.decoders:
         i.healthy = False
@@ -68,49 +68,49 @@ def test_a_role_without_a_healthy_server_is_named(role: str) -> None:
     assert p.missing_role() == role
 
 
-def test_the_decode_server_with_the_fewest_tokens_is_chosen_not_that_with_the_fewest_requests() -> None:
+def test_decode_choice_counts_tokens_not_requests() -> None:
     p = pairs(2, 2)
     full, many = p.decoders
     with full.lease(30_000), many.lease(100), many.lease(100):
         assert choose(p, TriedServers())[1] is many
 
 
-def test_a_prompt_goes_where_it_fits_while_there_is_such_a_server() -> None:
+def test_long_prompt_avoids_too_small_server_while_possible() -> None:
     p = pairs(2, 1)
     for i in p.instances:
         i.pool = "both"
     small, large = p.instances
     small.longest = 1000
     for _ in range(3):
-        found = send(p, Ask(5000))
+        found = choose_and_record(p, Ask(5000))
         assert found is not None
         assert found.instance is large
     large.healthy = False
-    found = send(p, Ask(5000))
+    found = choose_and_record(p, Ask(5000))
     assert found is not None
     assert found.instance is small, "whether it is refused is the server's to say"
 
 
-def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
+def test_undivided_fleet_separates_short_and_long_requests() -> None:
     p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig(), lambda: 0.0)
-    found = send(p, Ask(20_000))
+    found = choose_and_record(p, Ask(20_000))
     assert found is not None
     with found.lease():
-        assert {send(p, Ask(50)).instance for _ in range(5)}.isdisjoint({found.instance})  # type: ignore[union-attr]
-        other = send(p, Ask(20_000))
+        assert {choose_and_record(p, Ask(50)).instance for _ in range(5)}.isdisjoint({found.instance})  # type: ignore[union-attr]
+        other = choose_and_record(p, Ask(20_000))
         assert other is not None
         assert other.instance is not found.instance
 
 
-def test_with_a_deadline_that_is_kept_with_ease_a_request_goes_where_it_is_least_work() -> None:
+def test_easy_deadline_favors_server_with_least_work() -> None:
     p = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), lambda: 0.0)
     text = b"".join(b"%07d" % i for i in range(4000))
-    first = send(p, Ask(7000, [fingerprint(text)]))
+    first = choose_and_record(p, Ask(7000, [fingerprint(text)]))
     assert first is not None
     with first.instance.lease(9000, "long", 3.0):
         for slo_s, same in ((None, False), (1.0, False), (10.0, True)):
             other = next(i for i in p.instances if i is not first.instance)
             other.prefixes.clear()
-            found = send(p, Ask(7050, [fingerprint(text)], slo_s=slo_s))
+            found = choose_and_record(p, Ask(7050, [fingerprint(text)], slo_s=slo_s))
             assert found is not None
             assert (found.instance is first.instance) == same, slo_s

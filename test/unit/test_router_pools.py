@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from choosing import send
+from choosing import choose_and_record
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
@@ -43,24 +43,24 @@ def pools(n: int = 4, **config: object) -> Pools:
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
-    choice = send(p, Ask(tokens, [fingerprint(text)] if text else []))
+    choice = choose_and_record(p, Ask(tokens, [fingerprint(text)] if text else []))
     assert choice is not None
-    return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
+    return choice.instance, choice.length_class, choice.new_tokens, choice.why == "spill"
 
 
-def test_the_threshold_is_inclusive() -> None:
+def test_threshold_is_inclusive() -> None:
     p = pools()
     assert route(p, 256)[0].pool == "short"
     assert route(p, 257)[0].pool == "long"
 
 
-def test_the_least_loaded_of_the_pool_is_chosen() -> None:
+def test_least_loaded_server_of_pool_is_chosen() -> None:
     p = pools()
     with p.members("short")[0].lease(10, "short", 0.001):
         assert route(p, 20)[0] is p.members("short")[1]
 
 
-def test_a_known_prefix_makes_a_long_prompt_short_where_it_lies() -> None:
+def test_cached_prefix_makes_long_prompt_short_at_that_server() -> None:
     p = pools()
     history = b"".join(b"%05d" % i for i in range(4000))
     home, cls, new, _ = route(p, 5000, history)
@@ -72,7 +72,7 @@ def test_a_known_prefix_makes_a_long_prompt_short_where_it_lies() -> None:
     assert not spilled
 
 
-def test_a_prefix_in_the_short_pool_keeps_a_conversation_there() -> None:
+def test_prefix_in_short_pool_keeps_conversation_there() -> None:
     p = pools()
     turn = b"".join(b"%05d" % i for i in range(200))
     home, *_ = route(p, 250, turn)
@@ -81,7 +81,7 @@ def test_a_prefix_in_the_short_pool_keeps_a_conversation_there() -> None:
     assert (again, cls) == (home, "short")
 
 
-def test_an_overloaded_holder_is_passed_over() -> None:
+def test_overloaded_server_with_prefix_is_skipped() -> None:
     p = pools(6, initial_short=1)
     history = b"".join(b"%05d" % i for i in range(4000))
     home, *_ = route(p, 5000, history)
@@ -89,7 +89,7 @@ def test_an_overloaded_holder_is_passed_over() -> None:
         assert route(p, 9000, history + b"y" * 20_000)[0] is not home
 
 
-def test_a_short_request_spills_to_an_idle_long_instance_only() -> None:
+def test_short_request_spills_only_to_idle_long_instance() -> None:
     p = pools()
     with contextlib.ExitStack() as stack:
         for i in p.members("short"):
@@ -111,7 +111,7 @@ def test_a_short_request_spills_to_an_idle_long_instance_only() -> None:
         ("auto", True, "short"),
     ],
 )
-def test_long_requests_spill_where_they_may(spill: str, parks: bool, pool: str) -> None:
+def test_long_spill_follows_setting_and_laps_support(spill: str, parks: bool, pool: str) -> None:
     p = pools(spill=spill)
     for i in p.instances:
         i.outlook.parks = parks
@@ -121,7 +121,7 @@ def test_long_requests_spill_where_they_may(spill: str, parks: bool, pool: str) 
         assert route(p, 5000)[0].pool == pool
 
 
-def test_a_flooded_long_pool_spills_to_the_busy_too() -> None:
+def test_flooded_long_pool_spills_to_busy_short_server() -> None:
     p = pools(2, spill="both")
     short, long = p.instances
     with short.lease(2000), long.lease(15_000):
@@ -132,7 +132,7 @@ def test_a_flooded_long_pool_spills_to_the_busy_too() -> None:
         assert route(p, 5000)[0] is long
 
 
-def test_what_is_short_where_its_history_lies_stays_there() -> None:
+def test_short_follow_up_stays_at_busy_server_with_prefix() -> None:
     p = pools(2, spill="both")
     history = b"".join(b"%05d" % i for i in range(4000))
     home, *_ = route(p, 5000, history)
@@ -141,7 +141,7 @@ def test_what_is_short_where_its_history_lies_stays_there() -> None:
         assert (again, cls, spilled) == (home, "short", False)
 
 
-def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:
+def test_pool_without_healthy_servers_uses_other_pool() -> None:
     p = pools()
     for i in p.members("short"):
         i.healthy = False
@@ -149,10 +149,10 @@ def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:
     assert (chosen.pool, cls, spilled) == ("long", "short", True)
     for i in p.instances:
         i.healthy = False
-    assert send(p, Ask(10)) is None
+    assert choose_and_record(p, Ask(10)) is None
 
 
-def test_a_moved_instance_takes_new_requests_of_its_new_pool_and_keeps_the_old() -> None:
+def test_moved_instance_keeps_old_requests_and_joins_new_pool() -> None:
     p = pools(2 + 1, initial_short=2)
     moving = p.members("short")[0]
     with moving.lease(100):
@@ -167,13 +167,15 @@ def test_a_moved_instance_takes_new_requests_of_its_new_pool_and_keeps_the_old()
     st.integers(2, 6),
     st.lists(st.tuples(st.integers(1, 4000), st.booleans(), st.sets(st.integers(0, 5), max_size=5)), max_size=60),
 )
-def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, bool, set[int]]]) -> None:
+def test_any_traffic_gets_healthy_servers_and_releases_leases(
+    n: int, requests: list[tuple[int, bool, set[int]]]
+) -> None:
     p = pools(n)
     with contextlib.ExitStack() as stack:
         for tokens, early, sick in requests:
             for k, i in enumerate(p.instances):
                 i.healthy = k not in sick
-            choice = send(p, Ask(tokens))
+            choice = choose_and_record(p, Ask(tokens))
             if choice is None:
                 assert not any(i.healthy for i in p.instances)
                 continue
@@ -186,7 +188,7 @@ def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, 
     assert all(i.outstanding == i.outstanding_tokens == 0 for i in p.instances)
 
 
-def test_busy_time_runs_while_anything_is_in_flight() -> None:
+def test_busy_time_runs_while_requests_are_in_flight() -> None:
     clock = Clock()
     i = PrefillInstance("http://h:1", None, "short", clock=clock)
     with i.lease(5), i.lease(5):
@@ -196,7 +198,7 @@ def test_busy_time_runs_while_anything_is_in_flight() -> None:
     assert i.busy_seconds() == 2.0
 
 
-def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
+def test_deadline_overshoot_is_averaged_and_decays() -> None:
     clock = Clock()
     i = PrefillInstance("http://h:1", None, "short", clock=clock)
     i.note_ttft(0.1, 0.4)
@@ -209,7 +211,7 @@ def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("url", "host"), [("http://[::1]:30000", "[::1]"), ("http://h:1/", "h")])
-def test_the_bootstrap_host_is_as_the_servers_want_it(url: str, host: str) -> None:
+def test_bootstrap_host_drops_scheme_and_port(url: str, host: str) -> None:
     assert bootstrap_host(url.rstrip("/")) == host
 
 
@@ -221,7 +223,7 @@ def ask_after(system: bytes, question: object) -> tuple[int, bytes]:
     return len(text) // 4, text
 
 
-def test_a_shared_system_prompt_gets_a_copy_in_the_short_pool() -> None:
+def test_shared_system_prompt_is_copied_to_short_pool() -> None:
     p = pools()
     chosen = [route(p, *ask_after(SYSTEM, i)) for i in range(120)]
     assert [c[0].pool for c in chosen] == ["long"] * SHARERS + ["short"] * (120 - SHARERS)
@@ -230,7 +232,7 @@ def test_a_shared_system_prompt_gets_a_copy_in_the_short_pool() -> None:
     assert all(cls == "short" and new <= 256 for _, cls, new, _ in chosen[SHARERS + 1 :])
 
 
-def test_one_conversation_is_not_copied_however_small_its_turns() -> None:
+def test_single_conversation_is_not_copied_to_short_pool() -> None:
     p = pools()
     text = SYSTEM
     for i in range(60):
@@ -239,18 +241,18 @@ def test_one_conversation_is_not_copied_however_small_its_turns() -> None:
             assert route(p, len(text) // 4, text)[0].pool == "long"
 
 
-def test_the_same_request_again_is_not_another() -> None:
+def test_identical_requests_do_not_count_as_sharers() -> None:
     p = pools()
     assert {route(p, *ask_after(SYSTEM, "same"))[0].pool for _ in range(20)} == {"long"}
 
 
-def test_a_lost_copy_is_made_again_after_ever_more_requests() -> None:
+def test_lost_copies_are_remade_at_doubling_intervals() -> None:
     p = pools()
     made, asked = [], 0
     for asked in range(300):
-        choice = send(p, Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
+        choice = choose_and_record(p, Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
         assert choice is not None
-        if choice.copies:
+        if choice.why == "copy":
             made.append(asked)
             choice.instance.prefixes.clear()
     gaps = [b - a for a, b in itertools.pairwise(made)]
@@ -258,7 +260,7 @@ def test_a_lost_copy_is_made_again_after_ever_more_requests() -> None:
     assert gaps == [2 * SHARERS << k for k in range(len(gaps))]
 
 
-def test_no_copy_is_made_where_the_short_pool_has_no_time_for_it() -> None:
+def test_busy_short_pool_gets_no_prefix_copy() -> None:
     p = pools()
     with contextlib.ExitStack() as stack:
         for i in p.members("short"):
@@ -267,25 +269,25 @@ def test_no_copy_is_made_where_the_short_pool_has_no_time_for_it() -> None:
     assert route(p, *ask_after(SYSTEM, "now"))[0].pool == "short"
 
 
-def test_another_try_of_a_request_is_not_another_request() -> None:
+def test_retries_of_request_do_not_count_as_sharers() -> None:
     p = pools()
     route(p, *ask_after(SYSTEM, "first"))
     tokens, text = ask_after(SYSTEM, "second")
     ask = Ask(tokens, [fingerprint(text)])
     for _ in range(20):
-        choice = send(p, ask)
+        choice = choose_and_record(p, ask)
         assert choice is not None
         assert choice.instance.pool == "long"
 
 
-def test_the_prefixes_watched_are_bounded_and_so_is_what_is_kept_of_each() -> None:
+def test_number_of_watched_prefixes_is_bounded() -> None:
     shared = SharedPrefixes()
     for i in range(3 * WATCHED):
         shared.note(fingerprint(b"%06d" % i * 100), 1)
         assert len(shared) == min(i + 1, WATCHED)
 
 
-def test_a_long_prefix_is_not_computed_again_to_be_rid_of_a_short_wait() -> None:
+def test_long_prefix_outweighs_short_wait() -> None:
     p = pools(2 + 4, initial_short=2)
     document = b"".join(b"%07d" % i for i in range(20_000))
     home, *_ = route(p, 35_000, document)
@@ -302,27 +304,27 @@ def image(name: str) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": f"data:{name}"}}
 
 
-def test_an_image_behind_a_known_prefix_counts_and_one_inside_it_does_not() -> None:
+def test_image_counts_unless_inside_cached_prefix() -> None:
     p = pools()
     text = "".join(f"{i:05d}" for i in range(400))
-    first = send(p, chat_ask(text))
+    first = choose_and_record(p, chat_ask(text))
     assert first is not None
-    behind = send(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}]))
+    behind = choose_and_record(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}]))
     assert behind is not None
     assert (behind.instance, behind.length_class) == (first.instance, "long")
     assert behind.new_tokens >= 512
-    inside = send(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}], "and?"))
+    inside = choose_and_record(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}], "and?"))
     assert inside is not None
     assert (inside.instance, inside.length_class) == (first.instance, "short")
-    other = send(p, chat_ask(text, [image("x"), {"type": "text", "text": "b" * 600}], "and?"))
+    other = choose_and_record(p, chat_ask(text, [image("x"), {"type": "text", "text": "b" * 600}], "and?"))
     assert other is not None
     assert other.new_tokens >= 512
 
 
-def test_media_without_a_place_in_the_text_always_count() -> None:
+def test_media_without_text_position_always_count() -> None:
     p = pools()
     body = {"text": "".join(f"{i:05d}" for i in range(400)), "image_data": [["a", "b"], ["c"]]}
     for _ in range(2):
-        choice = send(p, measure(read_prompt(GENERATE, body), ByteCounter(), 0))
+        choice = choose_and_record(p, measure(read_prompt(GENERATE, body), ByteCounter(), 0))
         assert choice is not None
         assert choice.new_tokens >= 3 * 512

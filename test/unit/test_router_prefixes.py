@@ -23,7 +23,7 @@ from sglang_router_laps.prompts.tokens import ByteCounter
 
 
 @given(st.binary(max_size=4000), st.binary(max_size=2000))
-def test_what_is_held_is_the_common_prefix_in_whole_blocks(base: bytes, more: bytes) -> None:
+def test_index_depth_is_common_prefix_in_whole_blocks(base: bytes, more: bytes) -> None:
     index = PrefixIndex(1 << 20)
     index.add(fingerprint(base))
     blocks = len(base) // BLOCK_BYTES
@@ -39,7 +39,7 @@ def test_what_is_held_is_the_common_prefix_in_whole_blocks(base: bytes, more: by
 
 
 @given(st.lists(st.binary(min_size=256, max_size=3000), min_size=1, max_size=30))
-def test_the_index_is_bounded_and_what_it_holds_of_a_prompt_is_a_prefix(prompts: list[bytes]) -> None:
+def test_index_is_bounded_and_retains_only_prefixes_of_prompts(prompts: list[bytes]) -> None:
     index = PrefixIndex(10 * 64)
     for text in prompts:
         index.add(fingerprint(text))
@@ -50,7 +50,7 @@ def test_the_index_is_bounded_and_what_it_holds_of_a_prompt_is_a_prefix(prompts:
         assert inside == sorted(inside, reverse=True)
 
 
-def test_adapters_and_salts_are_part_of_a_prefix() -> None:
+def test_adapters_and_cache_salts_distinguish_prefixes() -> None:
     def prints(**more: object) -> Fingerprint:
         body = {"text": "a" * 4000, **more}
         return measure(read_prompt(GENERATE, body), ByteCounter(), 0).prompts[0]
@@ -64,7 +64,7 @@ def test_adapters_and_salts_are_part_of_a_prefix() -> None:
         assert index.depth(prints(**other)) > 0, other
 
 
-def test_a_server_that_has_forgotten_a_prefix_is_taken_to_have_forgotten_what_is_older() -> None:
+def test_overestimated_prefix_drops_oldest_quarter_of_index() -> None:
     index = PrefixIndex(1 << 20)
     texts = [b"%08d" % i * 512 for i in range(8)]
     for text in texts:
@@ -78,7 +78,7 @@ def test_a_server_that_has_forgotten_a_prefix_is_taken_to_have_forgotten_what_is
     assert [index.depth(fingerprint(t)) > 0 for t in texts] == [False] * 2 + [True] * 6
 
 
-def test_of_a_batch_the_share_that_is_held_is_the_mean() -> None:
+def test_cached_share_of_batch_is_mean_over_prompts() -> None:
     index = PrefixIndex(1 << 20)
     held, other = fingerprint(b"a" * 1024), fingerprint(b"b" * 1024)
     index.add(held)
@@ -86,14 +86,14 @@ def test_of_a_batch_the_share_that_is_held_is_the_mean() -> None:
     assert Ask(1000, [held, held]).new(index) == 1
 
 
-def test_of_a_batch_so_many_prompts_are_looked_up() -> None:
+def test_number_of_fingerprinted_prompts_is_bounded() -> None:
     body = {"input_ids": [[i] * 64 for i in range(2 * PROMPTS_MAX)]}
     assert len(measure(read_prompt(GENERATE, body), ByteCounter(), 0).prompts) == PROMPTS_MAX
     mixed = Prompt(texts=["a" * 256] * 40, ids=[[1] * 64] * 40)
     assert len(measure(mixed, ByteCounter(), 0).prompts) == PROMPTS_MAX
 
 
-def test_media_make_a_request_longer_by_as_much_each() -> None:
+def test_each_media_item_adds_fixed_number_of_tokens() -> None:
     assert Ask(10, media=2).total == 10 + 2 * MEDIA_TOKENS
     assert Ask(10, [Fingerprint((1,), 1.0, (0,))], media=2).total == 10 + 3 * MEDIA_TOKENS
 
@@ -111,5 +111,5 @@ def test_media_make_a_request_longer_by_as_much_each() -> None:
         ({"max_tokens": -1, "sampling_params": []}, ANSWER_TOKENS),
     ],
 )
-def test_an_answer_is_as_long_as_asked_but_no_longer_than_usual(body: dict[str, object], tokens: int) -> None:
+def test_answer_tokens_use_requested_limit_up_to_default(body: dict[str, object], tokens: int) -> None:
     assert answer_tokens(body) == tokens

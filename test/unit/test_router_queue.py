@@ -42,7 +42,7 @@ def waiting(now: float, *, long: bool = False, due_in: float | None = None) -> W
     return Waiting(100, 0, now, None if due_in is None else now + due_in, priority=int(long))
 
 
-def test_short_before_long_and_the_earliest_deadline_that_can_be_kept_first() -> None:
+def test_queue_serves_short_first_then_earliest_feasible_deadline() -> None:
     now = time.monotonic()
     requests = [
         waiting(now, long=True),
@@ -54,14 +54,14 @@ def test_short_before_long_and_the_earliest_deadline_that_can_be_kept_first() ->
     assert asyncio.run(served(queue(), requests)) == [4, 3, 1, 2, 0]
 
 
-def test_a_long_request_does_not_starve() -> None:
+def test_long_request_does_not_starve() -> None:
     now = time.monotonic()
     requests = [waiting(now, long=True), *(waiting(now + i / 1e3) for i in range(3 * OLDEST_EVERY))]
     order = asyncio.run(served(queue(), requests))
     assert order.index(0) == OLDEST_EVERY - 1
 
 
-def test_one_whose_turn_came_while_it_went_away_gives_the_place_back() -> None:
+def test_request_cancelled_during_admission_returns_lease() -> None:
     async def run() -> None:
         made = queue()
         task = asyncio.create_task(made.wait(waiting(time.monotonic()), math.inf))
@@ -75,13 +75,13 @@ def test_one_whose_turn_came_while_it_went_away_gives_the_place_back() -> None:
     asyncio.run(run())
 
 
-def test_no_more_wait_than_the_queue_holds() -> None:
+def test_full_queue_returns_429() -> None:
     made = queue(size=0)
     with pytest.raises(TurnedAway) as e:
         made.check_admission()
     assert (e.value.status, e.value.after_s) == (429, 1)
 
 
-def test_a_timer_that_ends_a_millisecond_early_is_a_deadline_missed_all_the_same() -> None:
+def test_timer_ending_1_ms_early_counts_as_missed_deadline() -> None:
     assert queue().too_late(time.monotonic() + 0.001).status == 429
     assert queue().too_late(time.monotonic() + 9.0).status == 408

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from choosing import send
+from choosing import choose_and_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.pools.choice import Choice, Pools
@@ -36,7 +36,7 @@ def fleet(*ranks: int, initial_short: int | None = None) -> Pools:
 
 
 def choose(pools: Pools, tokens: int, text: bytes = b"") -> Choice:
-    found = send(pools, Ask(tokens, [fingerprint(text)] if text else []))
+    found = choose_and_record(pools, Ask(tokens, [fingerprint(text)] if text else []))
     assert found is not None
     return found
 
@@ -46,13 +46,13 @@ def number(choice: Choice) -> int:
     return choice.rank.number
 
 
-def test_a_server_with_one_rank_is_chosen_as_a_whole() -> None:
+def test_server_with_one_dp_rank_is_chosen_as_whole() -> None:
     choice = choose(fleet(1, 1), 100)
     assert choice.rank is None
     assert choice.place is choice.instance
 
 
-def test_a_history_lies_at_one_rank() -> None:
+def test_conversation_stays_at_one_dp_rank() -> None:
     pools = fleet(4, 4)
     first = choose(pools, 7000, DOCUMENT)
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_a_history_lies_at_one_rank() -> None:
     assert first.instance.prefix_blocks == len(holding[0].prefixes)
 
 
-def test_requests_without_a_history_are_spread_over_all_ranks() -> None:
+def test_requests_without_prefix_spread_over_all_dp_ranks() -> None:
     pools = fleet(3, 1)
     with ExitStack() as held:
         seen = []
@@ -83,7 +83,7 @@ def test_requests_without_a_history_are_spread_over_all_ranks() -> None:
     assert len(idle) == 3
 
 
-def test_a_busy_rank_loses_a_prefix_that_is_worth_less_than_the_wait() -> None:
+def test_busy_dp_rank_wins_only_if_prefix_outweighs_wait() -> None:
     pools = fleet(2, 2)
     first = choose(pools, 7000, DOCUMENT)
     lease = first.instance.lease(50_000, "long", 5.0, first.rank)
@@ -96,7 +96,7 @@ def test_a_busy_rank_loses_a_prefix_that_is_worth_less_than_the_wait() -> None:
         assert choose(pools, 7050, DOCUMENT + b"more").rank is first.rank
 
 
-def test_a_copy_of_a_shared_prefix_is_held_by_one_rank_of_the_short_pool() -> None:
+def test_shared_prefix_is_copied_to_one_short_dp_rank() -> None:
     pools = fleet(2, 2, initial_short=1)
     system = b"You are a helpful assistant. ".ljust(1500, b".")
     chosen = []
@@ -105,10 +105,10 @@ def test_a_copy_of_a_shared_prefix_is_held_by_one_rank_of_the_short_pool() -> No
         chosen.append(choose(pools, len(text) // 4, text))
     assert [c.instance.pool for c in chosen] == ["long"] * SHARERS + ["short"] * (20 - SHARERS)
     assert len({number(c) for c in chosen[SHARERS:]}) == 1
-    assert sum(c.copies for c in chosen) == 1
+    assert sum(c.why == "copy" for c in chosen) == 1
 
 
-def test_the_work_of_a_server_is_the_mean_over_its_ranks() -> None:
+def test_server_work_is_mean_over_dp_ranks() -> None:
     (instance,) = fleet(4).instances
     rank = instance.places[2]
     with instance.lease(1000, "long", 2.0, rank.rank):
@@ -120,7 +120,7 @@ def test_the_work_of_a_server_is_the_mean_over_its_ranks() -> None:
     assert instance.outlook.done == (0.0, 0.5)
 
 
-def test_what_was_sent_to_ranks_that_are_no_more_ends_as_it_should() -> None:
+def test_lease_of_removed_dp_rank_ends_cleanly() -> None:
     pools = fleet(3, 3)
     (instance, _) = pools.instances
     old = instance.places[2]
@@ -132,7 +132,7 @@ def test_what_was_sent_to_ranks_that_are_no_more_ends_as_it_should() -> None:
     assert (instance.outstanding, instance.outstanding_tokens, old.outstanding) == (0, 0, 0)
 
 
-def test_a_server_that_may_be_another_has_no_ranks_until_it_tells_them() -> None:
+def test_forget_clears_dp_ranks_and_prefixes() -> None:
     pools = fleet(3)
     (instance,) = pools.instances
     choose(pools, 7000, DOCUMENT)
@@ -141,7 +141,7 @@ def test_a_server_that_may_be_another_has_no_ranks_until_it_tells_them() -> None
     assert instance.prefix_blocks == 0
 
 
-def test_flushed_caches_are_empty_at_every_rank() -> None:
+def test_forget_prefixes_empties_every_dp_rank() -> None:
     pools = fleet(3, 1)
     for i in range(8):
         choose(pools, 7000, b"%d" % i + DOCUMENT).lease().__enter__()
@@ -152,14 +152,14 @@ def test_flushed_caches_are_empty_at_every_rank() -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 1, RANKS_MAX + 1, 10**30])
-def test_what_is_no_number_of_ranks_is_one(ranks: int) -> None:
+def test_invalid_dp_rank_count_is_treated_as_one(ranks: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.set_rank_count(ranks)
     assert instance.places == (instance,)
 
 
 @given(st.integers(2, RANKS_MAX), st.data())
-def test_a_room_names_its_rank(of: int, data: st.DataObject) -> None:
+def test_bootstrap_room_identifies_dp_rank(of: int, data: st.DataObject) -> None:
     rank = Rank(
         PrefillInstance("http://h:1", 1, clock=Clock()), data.draw(st.integers(0, of - 1)), of, Learnt(), 1 << 20
     )
@@ -171,7 +171,7 @@ def test_a_room_names_its_rank(of: int, data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from([2, 3, 8, 9, 64]))
-def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
+def test_total_prefixes_of_all_dp_ranks_are_bounded(ranks: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.set_rank_count(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
@@ -183,7 +183,7 @@ def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("ranks", "told", "held"), [(1, 640, 640), (2, 640, 1280), (16, 640, 8 * 640), (1, None, 1 << 20)]
 )
-def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: int | None, held: int) -> None:
+def test_prefix_index_size_follows_reported_cache_size(ranks: int, told: int | None, held: int) -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.set_rank_count(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
@@ -196,14 +196,14 @@ def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: 
     assert instance.prefix_blocks * 64 == held
 
 
-def test_no_server_makes_the_router_remember_without_end() -> None:
+def test_prefix_index_size_is_capped_for_huge_cache() -> None:
     instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.set_cache_size(1 << 40)
     instance.prefixes.add(Fingerprint(tuple(range(1 << 20)), 1.0))
     assert len(instance.prefixes) * 64 == PREFIX_TOKENS_MOST
 
 
-def test_ranks_learn_the_speed_that_all_servers_share_once() -> None:
+def test_dp_ranks_update_shared_latency_model_once() -> None:
     clock = Clock()
     pools = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), clock)
     pools.instances[0].set_rank_count(2)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from choosing import send
+from choosing import choose_and_record
 from laps_core.latency.step import Coefficients
 from laps_core.pools import sessions
 from laps_core.pools.choice import Choice, Pools
@@ -26,12 +26,12 @@ def servers(n: int) -> Pools:
 
 
 def chosen(p: Pools, ask: Ask) -> Choice:
-    found = send(p, ask)
+    found = choose_and_record(p, ask)
     assert found is not None
     return found
 
 
-def test_a_named_session_stays_though_another_server_holds_its_prompt() -> None:
+def test_session_stays_although_another_server_caches_prompt() -> None:
     p = servers(3)
     first = chosen(p, Ask(1000, session="a"))
     assert first.why == "expected"
@@ -44,7 +44,7 @@ def test_a_named_session_stays_though_another_server_holds_its_prompt() -> None:
     assert (found.instance, found.why) == (first.instance, "session")
 
 
-def test_a_server_that_is_gone_or_far_behind_is_left() -> None:
+def test_session_leaves_server_that_is_gone_or_far_behind() -> None:
     p = servers(2)
     first = chosen(p, Ask(1000, session="a")).instance
     (second,) = [i for i in p.instances if i is not first]
@@ -64,15 +64,15 @@ def test_a_server_that_is_gone_or_far_behind_is_left() -> None:
     assert chosen(p, Ask(1000, session="a")).why == "expected"
 
 
-def test_a_server_that_failed_the_request_is_left() -> None:
+def test_session_avoids_server_that_failed_request() -> None:
     p = servers(2)
     first = chosen(p, Ask(1000, session="a")).instance
-    found = send(p, Ask(1000, session="a"), [first])
+    found = choose_and_record(p, Ask(1000, session="a"), [first])
     assert found is not None
     assert found.instance is not first
 
 
-def test_so_many_sessions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MOST", 10)
     p, table = servers(2), sessions.SessionTable()
     for i in range(30):
@@ -96,11 +96,13 @@ def test_so_many_sessions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"x-session-id": "x" * (SESSION_LONGEST + 1)}, {}, None),
     ],
 )
-def test_where_a_session_is_named(headers: dict[str, str], body: dict[str, object], name: str | None) -> None:
+def test_session_name_is_read_from_headers_then_body(
+    headers: dict[str, str], body: dict[str, object], name: str | None
+) -> None:
     assert read_session(headers, body) == name
 
 
-def test_a_turn_of_exactly_the_threshold_waits_for_short_work_alone() -> None:
+def test_session_turn_at_threshold_waits_only_for_short_work() -> None:
     p = servers(2)
     first, second = p.instances
     with first.lease(50_000, "long", 5.0), second.lease(50_000, "long", 5.0):
@@ -111,7 +113,7 @@ def test_a_turn_of_exactly_the_threshold_waits_for_short_work_alone() -> None:
             assert chosen(p, Ask(256, session="a")).instance is second, "short work is not"
 
 
-def test_the_time_to_read_a_cached_history_counts_once() -> None:
+def test_session_counts_time_of_cached_prefix_once() -> None:
     p = servers(2)
     for instance in p.instances:
         instance.set_capabilities(
@@ -120,3 +122,14 @@ def test_the_time_to_read_a_cached_history_counts_once() -> None:
     first = chosen(p, Ask(1024, [fingerprint(TEXT[:4096])], session="a"))
     found = chosen(p, Ask(2048, [fingerprint(TEXT)], session="a"))
     assert (found.instance, found.why, found.cached) == (first.instance, "session", 1024)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_server_that_left_keeps_no_prefixes_for_its_session(ranks: int) -> None:
+    p = servers(1)
+    (gone,) = p.instances
+    gone.set_rank_count(ranks)
+    place = chosen(p, Ask(2048, [fingerprint(TEXT)], session="a")).place
+    assert len(place.prefixes) == 32
+    p.leave(gone)
+    assert len(place.prefixes) == gone.prefix_blocks == 0

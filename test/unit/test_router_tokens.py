@@ -12,7 +12,7 @@ from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batc
 from sglang_router_laps.prompts.tokens import ByteCounter
 
 
-def test_the_estimate_forgets_as_it_learns() -> None:
+def test_bytes_per_token_estimate_favors_recent_prompts() -> None:
     counter = ByteCounter()
     for size, ratio in ((100_000, 2.0), (300_000, 4.667)):
         prompt = read_prompt(GENERATE, {"text": "a" * size})
@@ -30,7 +30,7 @@ def test_the_estimate_forgets_as_it_learns() -> None:
         ({"text": "", "input_ids": [1, 2]}, 100),
     ],
 )
-def test_what_says_nothing_of_bytes_teaches_nothing(body: dict[str, Any], tokens: int) -> None:
+def test_byte_counter_ignores_uninformative_prompts(body: dict[str, Any], tokens: int) -> None:
     counter = ByteCounter()
     before = counter.as_dict()
     prompt = read_prompt(GENERATE, body)
@@ -52,11 +52,11 @@ def test_what_says_nothing_of_bytes_teaches_nothing(body: dict[str, Any], tokens
         (COMPLETIONS, {"text": ["a", "b", "c"], "prompt": ["a", "b"]}, 2),
     ],
 )
-def test_prompts_of_a_batch_are_counted(endpoint: str, body: dict[str, Any], prompts: int | None) -> None:
+def test_batch_size_counts_prompts(endpoint: str, body: dict[str, Any], prompts: int | None) -> None:
     assert batch_size(endpoint, body) == prompts
 
 
-def test_media_are_counted_and_found() -> None:
+def test_media_are_counted_and_located() -> None:
     body = {"text": ["a", "b"], "image_data": [["x", "y"], ["z"]], "video_data": "v", "audio_data": ["u", "w"]}
     assert read_prompt(GENERATE, body).media == 6
     image = {"type": "image_url", "image_url": {"url": "x"}}

@@ -35,7 +35,7 @@ SEEN = dict(zip((*HEADS, LITTLE), (0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
 PLACE = Case("h200-qwen3-8b", "mix 50%")
 
 
-def test_a_rule_is_back_once_the_simulation_is_over() -> None:
+def test_taken_out_restores_rule_on_exit() -> None:
     rule = Rule("", "", patches=[patch(fairness, "SAVED", 1), patch(preemption, "DEPTH", 0)])
     before = fairness.SAVED, preemption.DEPTH
     with rule.taken_out():
@@ -46,7 +46,7 @@ def test_a_rule_is_back_once_the_simulation_is_over() -> None:
     assert before == (fairness.SAVED, preemption.DEPTH)
 
 
-def test_the_book_lists_every_rule() -> None:
+def test_architecture_document_lists_every_rule() -> None:
     text = (REPO / "docs" / "ARCHITECTURE.md").read_text()
     table = text[text.index("| rule | where |") : text.index("Studied apart")]
     assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:] if line] == [
@@ -54,7 +54,7 @@ def test_the_book_lists_every_rule() -> None:
     ]
 
 
-def test_every_rule_can_be_taken_out_and_has_a_name_of_its_own() -> None:
+def test_rules_are_removable_and_have_unique_names() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule.knobs or rule.patches
@@ -64,7 +64,7 @@ def test_every_rule_can_be_taken_out_and_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["mix 70%", "mix 90%, deadlines", "chat 2, near"])
-def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: str) -> None:
+def test_simulation_is_reproducible_and_changes_without_rule(name: str) -> None:
     profile, load = Profile.load("h200-qwen3-8b"), replace(LOADS[name], requests=200)
     rule = next(r for r in RULES if r.name == ("window" if load.clients else "slices"))
 
@@ -78,13 +78,13 @@ def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: s
     assert load.clients == 0 or today[LITTLE] == pytest.approx(1.0, abs=0.05)
 
 
-def test_spill_acts_in_a_divided_fleet() -> None:
+def test_spill_changes_results_of_divided_fleet() -> None:
     profile, load = Profile.load("h200-qwen3-8b"), replace(LOADS["azure 70%, divided"], requests=100)
     (spill,) = (r for r in ALL if r.name == "spill")
     assert simulated(load, profile, spill, seed=7) != simulated(load, profile, None, seed=7)
 
 
-def test_moved_is_what_is_off_by_more_than_three_hundredths_in_one_direction() -> None:
+def test_effect_moves_above_3_percent_in_one_direction() -> None:
     assert Effect(1.04, True).moved
     assert Effect(1 / 1.04, True).moved
     assert not Effect(1.02, True).moved
@@ -95,7 +95,7 @@ def test_moved_is_what_is_off_by_more_than_three_hundredths_in_one_direction() -
     assert Effect.of([math.nan], [math.nan]) is None
 
 
-def test_what_moved_most_stands_in_the_summary() -> None:
+def test_summary_shows_largest_effect_of_each_rule() -> None:
     slower = SEEN | {"short_p90_s": 0.3, "mean_s": 0.1, "requests_per_s": 50.5}
     by = effects([slower] * 2, [SEEN] * 2)
     assert "in_time" not in by
@@ -113,7 +113,7 @@ def test_what_moved_most_stands_in_the_summary() -> None:
     assert raw(found, {PLACE: [SEEN]})["today"][0]["seeds"][0]["in_time"] is None
 
 
-def test_filled_batches_cut_the_last_prompt_and_hold_one_that_is_cut() -> None:
+def test_filled_batch_holds_at_most_one_chunked_prompt() -> None:
     def item(tokens: int, *, started: bool = False) -> Waiting:
         return Waiting(tokens, 0, 0.0, started=started)
 
@@ -125,7 +125,7 @@ def test_filled_batches_cut_the_last_prompt_and_hold_one_that_is_cut() -> None:
     assert filled(item(60, started=True), item(50), item(40)) == [0, 2]
 
 
-def test_pauses_are_of_their_kind_and_of_their_mean() -> None:
+def test_client_think_times_follow_given_distribution() -> None:
     for pause in (FAR, NEAR, UNEVEN):
         drawn = [pause.drawn((i + 0.5) / 10_000) for i in range(10_000)]
         assert sum(drawn) / len(drawn) == pytest.approx(pause.mean_s, rel=0.01)
@@ -138,6 +138,6 @@ def test_pauses_are_of_their_kind_and_of_their_mean() -> None:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.name)
-def test_what_a_rule_patches_is_there(rule: Rule) -> None:
+def test_each_rule_patches_existing_attributes(rule: Rule) -> None:
     with rule.taken_out():
         pass

@@ -12,7 +12,7 @@ from laps_plan.profile import Profile
 from sglang_laps.saved_model import PERIOD_S, Saver, load
 
 
-def fitted() -> LatencyModel:
+def fit_model() -> LatencyModel:
     """Return a model fitted to steps that take 1 ms plus 0.1 ms per token."""
     model = LatencyModel()
     for i in range(40):
@@ -23,9 +23,9 @@ def fitted() -> LatencyModel:
 
 
 @pytest.mark.parametrize("uptime", [4.2, 1e6])
-def test_it_is_saved_at_the_first_idle_moment_however_young_the_machine_is(tmp_path: Path, uptime: float) -> None:
+def test_model_is_saved_at_first_call_then_periodically(tmp_path: Path, uptime: float) -> None:
     path = tmp_path / "model.json"
-    model = fitted()
+    model = fit_model()
     saver = Saver(model, str(path))
     saver.when_due(uptime)
     assert load(str(path)).predict([(100, 0)]) == model.predict([(100, 0)])
@@ -39,18 +39,18 @@ def test_it_is_saved_at_the_first_idle_moment_however_young_the_machine_is(tmp_p
     assert path.exists()
 
 
-def test_nothing_is_written_without_a_path_or_before_anything_is_known(tmp_path: Path) -> None:
-    Saver(fitted(), None).when_due(1.0)
+def test_nothing_is_saved_without_path_or_fitted_model(tmp_path: Path) -> None:
+    Saver(fit_model(), None).when_due(1.0)
     Saver(LatencyModel(), str(tmp_path / "model.json")).when_due(1.0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Saver(fitted(), str(tmp_path / "none" / "model.json")).when_due(1.0)
+def test_missing_folder_logs_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Saver(fit_model(), str(tmp_path / "none" / "model.json")).when_due(1.0)
     assert "No such file" in caplog.text
 
 
-def test_the_profile_of_a_device_is_where_learning_starts_and_is_not_written_over(tmp_path: Path) -> None:
+def test_learning_starts_from_profile_without_overwriting_file(tmp_path: Path) -> None:
     known = Profile.load("h200-qwen3-8b")
     assert load("h200-qwen3-8b").coefficients == known.coefficients
     path = tmp_path / "mine.json"
@@ -63,7 +63,13 @@ def test_the_profile_of_a_device_is_where_learning_starts_and_is_not_written_ove
     assert path.read_bytes() == before
 
 
-def test_a_damaged_profile_is_one_line(tmp_path: Path) -> None:
+def test_empty_file_is_no_reason_to_refuse_to_start(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.touch()
+    assert not load(str(path)).fitted
+
+
+def test_damaged_profile_gives_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     Profile.load("h200-qwen3-8b").save(path)
     path.write_text(path.read_text().replace('"alpha": ', '"alpha": -'))

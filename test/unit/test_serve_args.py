@@ -30,7 +30,7 @@ CPU = ["--device", "cpu"]
         (["--concurrency", "0"], "--concurrency: 0 is not positive"),
     ],
 )
-def test_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_argument_prints_one_line_error(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         serve.COMMAND.main([*CPU, *argv])
     assert stop.value.code == 2
@@ -39,7 +39,7 @@ def test_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
     assert len(err.splitlines()) == 1
 
 
-def test_own_variants_come_last_and_keep_their_arguments() -> None:
+def test_custom_variants_are_last_and_keep_arguments() -> None:
     own = variants.given("half=--enable-laps-scheduler --laps-config '{\"guard\": 0.5}'")
     assert own.args == ("--enable-laps-scheduler", "--laps-config", '{"guard": 0.5}')
     found = variants.chosen(["fcfs", "laps"], [own], cuda=False)
@@ -47,24 +47,24 @@ def test_own_variants_come_last_and_keep_their_arguments() -> None:
     assert [v.stock for v in found] == [True, False, False]
 
 
-def test_a_variant_may_be_of_another_version() -> None:
+def test_variant_accepts_environment_variables() -> None:
     old = variants.given("old=PYTHONPATH=../old/python --enable-laps-scheduler --laps-config {}")
     assert (old.args, old.env) == (("--enable-laps-scheduler", "--laps-config", "{}"), {"PYTHONPATH": "../old/python"})
 
 
-def test_knobs_of_a_variant_join_those_of_the_device() -> None:
+def test_variant_knobs_are_merged_with_device_knobs() -> None:
     device = dataclasses.replace(devices.DEVICES[devices.CPU], args=(), laps={"slice_ms": 40})
     flag, knobs, *own = device.args_of(variants.BUILT_IN[variants.PAPER])
     assert (flag, json.loads(knobs), own) == ("--laps-config", {"slice_ms": 40, "preset": "paper"}, [variants.ON])
     assert device.args_of(variants.BUILT_IN[variants.FCFS]) == ("--schedule-policy", "fcfs")
 
 
-def test_servers_that_keep_prefixes_keep_the_variant_s_own_path() -> None:
+def test_with_prefixes_preserves_pythonpath_of_variant() -> None:
     old, cpu = variants.given("old=PYTHONPATH=old/python --x"), devices.DEVICES[devices.CPU]
     assert cpu.with_prefixes().env_of(old)["PYTHONPATH"] == os.pathsep.join((str(devices.PREFIXES), "old/python"))
     assert "PYTHONPATH" not in cpu.env_of(variants.BUILT_IN["laps"])
 
 
-def test_the_base_is_fcfs_where_it_is_there() -> None:
+def test_base_is_fcfs_if_present() -> None:
     assert serve.base_of(["laps", "fcfs"]) == "fcfs"
     assert serve.base_of(["laps", "hrrn"]) == "laps"

@@ -52,7 +52,9 @@ class Slow(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self.transport.write, b"ngth: 2\r\n\r\n{}")
 
 
-def against(load: Callable[[Target], Coroutine[Any, Any, Any]], closes: bool = False) -> tuple[Any, list[int]]:
+def run_against_server(
+    load: Callable[[Target], Coroutine[Any, Any, Any]], closes: bool = False
+) -> tuple[Any, list[int]]:
     """Run ``load`` against a Slow server. Return its result, and the prompt lengths in order."""
 
     class Server(Slow):
@@ -73,10 +75,10 @@ def bodies(jobs: list[Job]) -> list[bytes]:
 
 
 def replay(jobs: list[Job], patience_s: float = 5.0, closes: bool = False) -> tuple[list[client.Answer], list[int]]:
-    return against(lambda target: client.replay(target, jobs, bodies(jobs), patience_s), closes)
+    return run_against_server(lambda target: client.replay(target, jobs, bodies(jobs), patience_s), closes)
 
 
-def test_ttft_is_the_servers_delay() -> None:
+def test_ttft_matches_server_delay() -> None:
     jobs = [Job(0.01 * i, tokens) for i, tokens in enumerate((20, 200, 50, 100))]
     answers, _ = replay(jobs)
     assert [a.job for a in answers] == jobs
@@ -85,7 +87,7 @@ def test_ttft_is_the_servers_delay() -> None:
         assert PER_TOKEN_S * answer.job.new - 0.002 <= answer.ttft_s < PER_TOKEN_S * answer.job.new + BUSY_S
 
 
-def test_jobs_are_sent_when_due_whatever_has_come_back() -> None:
+def test_jobs_are_sent_on_schedule_regardless_of_answers() -> None:
     jobs = [Job(0.02 * i, 300) for i in range(5)]
     answers, _ = replay(jobs)
     for answer in answers:
@@ -94,7 +96,7 @@ def test_jobs_are_sent_when_due_whatever_has_come_back() -> None:
     assert answers[-1].sent_s < (answers[0].ttft_s or 0.0)
 
 
-def test_a_turn_is_not_sent_before_the_answer_it_needs() -> None:
+def test_follow_up_turn_waits_for_previous_answer() -> None:
     jobs = [Job(0.0, 200), Job(0.01, 20, 200, after=0), Job(0.02, 21)]
     answers, order = replay(jobs)
     assert order == [200, 21, 20]
@@ -102,44 +104,44 @@ def test_a_turn_is_not_sent_before_the_answer_it_needs() -> None:
     assert answers[1].late_s < BUSY_S
 
 
-def test_failures_are_failures() -> None:
+def test_error_response_has_no_ttft() -> None:
     answers, _ = replay([Job(0.0, 13), Job(0.0, 20)])
     assert [a.ttft_s is None for a in answers] == [True, False]
 
 
-def test_a_server_that_hangs_up_fails_its_requests() -> None:
+def test_closed_connection_fails_requests() -> None:
     answers, _ = replay([Job(0.0, 20), Job(0.0, 21)], closes=True)
     assert [a.ttft_s for a in answers] == [None, None]
 
 
-def test_patience_ends() -> None:
+def test_replay_gives_up_after_patience() -> None:
     answers, _ = replay([Job(0.0, 4000), Job(0.0, 10)], patience_s=0.5)
     assert [a.ttft_s is None for a in answers] == [True, False]
 
 
-def test_nobody_there() -> None:
+def test_refused_connection_has_no_ttft() -> None:
     jobs = [Job(0.0, 20)]
     answers = asyncio.run(client.replay(Target("127.0.0.1", 9), jobs, bodies(jobs), 1.0))
     assert answers[0].ttft_s is None
 
 
-def test_a_closed_loop_keeps_its_clients_busy() -> None:
+def test_closed_loop_keeps_clients_busy() -> None:
     jobs = [Job(0.0, 50)] * 3
-    loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
+    loop, _ = run_against_server(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
     assert loop.failed == 0
     assert 4 / (0.05 + BUSY_S) < loop.steady.requests_per_s < 1.1 * 4 / 0.05
     assert 0.048 < statistics.median(loop.ttft_s) < 0.05 + BUSY_S
 
 
-def test_a_closed_loop_in_which_somebody_waited_all_the_time_is_run_again_for_longer() -> None:
+def test_closed_loop_reruns_longer_while_littles_law_fails() -> None:
     jobs = [Job(0.0, 900), *([Job(0.0, 20)] * 2000)]
-    loop, lengths = against(lambda target: asyncio.to_thread(closed_loop, target, bodies(jobs), 4, 0.4, 0.1))
+    loop, lengths = run_against_server(lambda target: asyncio.to_thread(closed_loop, target, bodies(jobs), 4, 0.4, 0.1))
     assert loop.end_s - loop.begin_s >= 0.8 - 1e-6
     assert lengths.count(900) == 1
     assert loop.steady.holds
 
 
-def test_any_stretch_of_a_closed_loop_has_the_mix_that_was_asked() -> None:
+def test_every_block_of_closed_loop_has_same_mix() -> None:
     jobs = in_blocks(named.make("lmsys", named.Scale(4096, 4096)), random.Random(1))
     blocks = [[job.new for job in jobs[i : i + BLOCK]] for i in range(0, len(jobs), BLOCK)]
     assert len(blocks) == BLOCKS
@@ -148,9 +150,9 @@ def test_any_stretch_of_a_closed_loop_has_the_mix_that_was_asked() -> None:
     assert len({*blocks[0]}) > BLOCK // 4
 
 
-def test_fixed_work_is_asked_once_and_answered_to_the_last_request() -> None:
+def test_answered_loop_sends_each_prompt_once_and_awaits_all() -> None:
     jobs = [Job(0.0, 20 + i) for i in range(10)] + [Job(0.0, 400)]
-    loop, lengths = against(
+    loop, lengths = run_against_server(
         lambda target: asyncio.to_thread(
             answered_loop, target, bodies(jobs), 3, math.inf, 0.0, [job.new for job in jobs]
         )
@@ -160,16 +162,16 @@ def test_fixed_work_is_asked_once_and_answered_to_the_last_request() -> None:
     assert loop.end_s - loop.begin_s > 0.4
     assert loop.steady.littles_ratio == pytest.approx(1.0, abs=0.05)
     with pytest.raises(ConnectionError, match=r"requests to http://.* failed in a loop of 2 clients"):
-        against(
+        run_against_server(
             lambda target: asyncio.to_thread(answered_loop, target, bodies([Job(0.0, 13)] * 3), 2, math.inf, 0.0, [13])
         )
 
 
-def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
+def test_closed_loop_waits_for_all_requests_sent_during_loop() -> None:
     # One prompt in eight takes 0.8 s, twice the counted time.
     jobs = [Job(0.0, 800 if i % 8 == 0 else 10) for i in range(64)]
     new = [job.new for job in jobs]
-    loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 0.4, 0.0, new))
+    loop, _ = run_against_server(lambda target: client.closed(target, bodies(jobs), 4, 0.4, 0.0, new))
     answered = [a for a in loop.asked if a.sent_s + a.took_s < loop.end_s]
     missed = len(answered) / 0.4 * statistics.fmean(a.took_s for a in answered)
     assert missed < 0.8 * 4, "the answers of that time do not add up to four clients"
@@ -179,9 +181,9 @@ def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
     assert found.tokens_per_s["long"] > found.tokens_per_s["short"] > 0.0
 
 
-def test_one_by_one_tells_of_a_failure() -> None:
+def test_one_by_one_raises_on_failed_request() -> None:
     with pytest.raises(ConnectionError, match=r"a request to http://127.0.0.1:\d+ failed"):
-        against(lambda target: client.one_by_one(target, bodies([Job(0.0, 13)])))
+        run_against_server(lambda target: client.one_by_one(target, bodies([Job(0.0, 13)])))
 
 
 FIRST = b'data: {"text":"error"}\n\n'
@@ -204,7 +206,7 @@ class Streaming(asyncio.Protocol):
         loop.call_later(0.3, self.transport.write, b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
 
 
-def test_the_first_token_of_a_stream_is_its_first_event() -> None:
+def test_stream_ttft_is_time_of_first_event() -> None:
     prompts = Prompts((3, 100), 1, 4096, reuse=False, prefill_only=False, answer=4)
     jobs = [Job(0.0, 20), Job(0.0, 13)]
 
@@ -222,7 +224,7 @@ def test_the_first_token_of_a_stream_is_its_first_event() -> None:
     assert loop.ttft_s[0] < loop.whole_s[0] - 0.1
 
 
-def test_a_connection_the_server_has_closed_is_not_used_again() -> None:
+def test_connection_closed_by_server_is_not_reused() -> None:
     class Once(Slow):
         lengths: list[int] = []  # noqa: RUF012
 
@@ -236,15 +238,15 @@ def test_a_connection_the_server_has_closed_is_not_used_again() -> None:
             jobs = [Job(0.1 * i, 20) for i in range(3)]
             return await client.replay(Target("127.0.0.1", server.sockets[0].getsockname()[1]), jobs, bodies(jobs), 5.0)
 
-    assert all(a.ttft_s is not None for a in asyncio.run(run()))
+    assert [a.ttft_s is not None for a in asyncio.run(run())] == [True] * 3
 
 
-def test_a_client_whose_request_fails_is_gone() -> None:
-    loop, lengths = against(lambda target: client.closed(target, bodies([Job(0.0, 13)]), 3, 1.0, 0.0))
+def test_closed_loop_client_stops_after_failure() -> None:
+    loop, lengths = run_against_server(lambda target: client.closed(target, bodies([Job(0.0, 13)]), 3, 1.0, 0.0))
     assert (loop.failed, len(lengths), loop.ttft_s) == (3, 3, [])
 
 
-def test_a_job_tells_its_deadline() -> None:
+def test_job_deadline_is_sent_as_custom_param() -> None:
     told, plain = (json.loads(raw.partition(b"\r\n\r\n")[2]) for raw in bodies([Job(0.0, 3, slo_s=0.05), Job(0.0, 3)]))
     assert told["sampling_params"]["custom_params"] == {"ttft_slo_ms": 50.0}
     assert "custom_params" not in plain["sampling_params"]

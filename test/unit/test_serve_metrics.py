@@ -23,13 +23,13 @@ def answer(at_s: float, new: int, ttft_s: float | None) -> Answer:
     return Answer(Job(at_s, new), at_s, 0.001, ttft_s)
 
 
-def test_lone_ttft_lies_on_a_line_between_measured_lengths() -> None:
+def test_lone_ttft_is_interpolated_between_measured_lengths() -> None:
     assert LONE(550) == pytest.approx(0.055)
     assert LONE(10) == 0.01
     assert LONE(2000) == pytest.approx(0.20)
 
 
-def test_figures_of_a_round() -> None:
+def test_figures_match_answers_of_round() -> None:
     seen = [answer(0.0, 100, 0.02), answer(1.0, 100, 0.2), answer(2.0, 1000, 0.5), answer(3.0, 1000, None)]
     f = figures(seen, SLO)
     assert f[SHORT]["requests"] == f[LONG]["requests"] == 2
@@ -48,14 +48,14 @@ def test_figures_of_a_round() -> None:
     assert f["slowdown_mean"] == pytest.approx((2 + 20 + 5) / 3)
 
 
-def test_a_class_nobody_sent_has_no_figures() -> None:
+def test_class_without_requests_has_no_figures() -> None:
     f = figures([answer(0.0, 100, 0.02)], SLO)
     assert f[LONG]["requests"] == 0
     assert math.isnan(f[LONG]["p90_ms"])
     assert curve([answer(0.0, 100, 0.02)], LONG) == []
 
 
-def compared(factor: float, rounds: int = 5) -> Compared:
+def make_comparison(factor: float, rounds: int = 5) -> Compared:
     """Return results where LAPS's TTFTs are ``factor`` times stock's; the machine drifts between rounds."""
     answers: dict[str, list[list[Answer]]] = {}
     for name, f in (("fcfs", 2.0), ("hrrn", 1.5), ("shortest-prefill-first", 1.0), ("laps", factor)):
@@ -66,18 +66,18 @@ def compared(factor: float, rounds: int = 5) -> Compared:
     return Compared(Measured(LONE, 10.0, "fcfs"), SLO, answers, {"laps": [0.5, 0.7, 0.6]})
 
 
-def test_ratios_are_those_of_the_rounds() -> None:
-    r = compared(0.25).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
+def test_ratio_is_taken_per_round_and_needs_enough_rounds() -> None:
+    r = make_comparison(0.25).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
     assert (r.median, r.low, r.high, r.verdict) == (
         pytest.approx(0.125), pytest.approx(0.125), pytest.approx(0.125), "less",
     )  # fmt: skip
-    few = compared(0.25, rounds=3).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
+    few = make_comparison(0.25, rounds=3).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
     assert few.verdict == "not shown"
 
 
-def test_bars_are_measured_against_the_best_of_stock() -> None:
+def test_bars_compare_with_best_stock_policy() -> None:
     for factor, met in ((0.25, True), (0.8, False)):
-        found = tables.judged(compared(factor), "mixed")
+        found = tables.judged(make_comparison(factor), "mixed")
         assert found[0].name == "short P90 TTFT, laps / shortest-prefill-first, the best of stock"
         assert found[0].value == pytest.approx(factor)
         assert found[0].met is met
@@ -86,9 +86,9 @@ def test_bars_are_measured_against_the_best_of_stock() -> None:
         assert found[3].value == pytest.approx(factor / 2)
 
 
-def test_without_laps_or_stock_nothing_is_judged() -> None:
+def test_bars_need_both_compared_variants() -> None:
     for gone in ("laps", "fcfs"):
-        c = compared(0.25)
+        c = make_comparison(0.25)
         del c.answers[gone]
         names = [f.name for f in tables.judged(c, "mixed")]
         assert names == [] if gone == "laps" else all("fcfs" not in n for n in names)
@@ -97,15 +97,15 @@ def test_without_laps_or_stock_nothing_is_judged() -> None:
 TERMS = Terms(LONE, gap_s=0.03, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
 
 
-def test_the_promise_is_judged_by_the_worst_round() -> None:
-    table, found = promise(compared(0.25), TERMS)
+def test_promise_is_judged_by_worst_round() -> None:
+    table, found = promise(make_comparison(0.25), TERMS)
     assert {row[0] for row in table.rows} == {"fcfs", "shortest-prefill-first", "laps"}
     mine = {f.name: f for f in found}["longest long TTFT over the promised bound, laps"]
-    assert mine.value == max(worst(r, LONG, TERMS) for r in compared(0.25).answers["laps"])
+    assert mine.value == max(worst(r, LONG, TERMS) for r in make_comparison(0.25).answers["laps"])
     assert mine.met
 
 
-def test_what_is_promised_counts_what_waited_before() -> None:
+def test_promised_bound_counts_earlier_waiting_requests() -> None:
     seen = [answer(0.0, 1000, 1.0), answer(0.1, 100, 0.1), answer(0.2, 1000, 2.0), answer(9.0, 1000, 0.5)]
     bounds = [TERMS.long_s(0.1 * n) for n in (1, 2, 1)]
     assert worst(seen, LONG, TERMS) == pytest.approx(max(1.0 / bounds[0], 2.0 / bounds[1]))
@@ -117,8 +117,8 @@ def test_what_is_promised_counts_what_waited_before() -> None:
     assert math.isnan(worst(seen[:1], SHORT, TERMS))
 
 
-def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
-    c = compared(0.25)
+def test_tables_have_row_per_variant_and_mark_missing_values() -> None:
+    c = make_comparison(0.25)
     c.answers["laps"] = [[a for a in r if a.job.kind == SHORT] for r in c.answers["laps"]]
     names = list(c.answers)
     first, second = tables.results(c, "t")
@@ -130,7 +130,7 @@ def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
     assert str(first).splitlines()[0] == "t"
 
 
-def test_a_picture_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> None:
+def test_picture_is_reproducible_byte_for_byte(tmp_path: Path) -> None:
     curves: dict[str, dict[str, list[float]]] = {
         SHORT: {"fcfs": [1.0, 2.0, 3.0], "laps": [0.5, 0.6, 0.7]},
         LONG: {"fcfs": [], "laps": []},

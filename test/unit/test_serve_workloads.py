@@ -26,7 +26,7 @@ def arrivals(workload: Workload, seed: int, span_s: float = 60.0, utilisation: f
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_the_same_seed_gives_the_same_jobs_and_bytes(name: str) -> None:
+def test_same_seed_gives_same_jobs_and_bytes(name: str) -> None:
     first, again, other = (arrivals(make(name, SCALE), seed) for seed in (7, 7, 8))
     assert first == again
     assert first != other
@@ -47,7 +47,7 @@ def test_jobs_are_in_order_within_span_and_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixed", "poisson", "bursty", "azure", "mooncake", "lmsys"])
-def test_the_rate_is_the_utilisation_of_the_capacity(name: str) -> None:
+def test_arrival_rate_matches_utilisation(name: str) -> None:
     jobs = arrivals(make(name, SCALE), 5, span_s=150.0)
     assert len(jobs) / 150.0 == pytest.approx(0.6 * 40.0, rel=0.15)
 
@@ -62,7 +62,7 @@ def test_bursts_are_burstier_than_poisson() -> None:
     assert cv("bursty") == pytest.approx(3.0, abs=0.6)
 
 
-def test_the_headline_mix() -> None:
+def test_mixed_workload_has_headline_lengths_and_shares() -> None:
     jobs = arrivals(make("mixed", named.Scale(8192, 4096)), 1, span_s=300.0)
     longs = [j for j in jobs if j.kind == LONG]
     assert {j.new for j in longs} == {4096}
@@ -71,7 +71,7 @@ def test_the_headline_mix() -> None:
 
 
 @pytest.mark.parametrize(("name", "share"), [("whale", 0.5), ("overload", 1 / 6)])
-def test_long_prompts_make_up_their_share_of_the_work(name: str, share: float) -> None:
+def test_long_prompts_have_configured_share_of_work(name: str, share: float) -> None:
     jobs = arrivals(make(name, SCALE), 2, span_s=300.0, utilisation=1.2)
     long_work = sum(lone_s(j.new) for j in jobs if j.kind == LONG)
     shorts = sum(j.kind == SHORT for j in jobs)
@@ -79,7 +79,7 @@ def test_long_prompts_make_up_their_share_of_the_work(name: str, share: float) -
     assert shorts / 300.0 == pytest.approx(1.2 * (1 - share) * 40.0, rel=0.1)
 
 
-def test_a_replay_keeps_order_and_lengths_of_consecutive_rows() -> None:
+def test_replay_keeps_order_and_lengths_of_consecutive_rows() -> None:
     workload = make("azure", SCALE)
     assert isinstance(workload, Replayed)
     lengths = [r.new for r in workload.rows]
@@ -98,7 +98,7 @@ def test_lengths_shrink_by_one_factor(name: str) -> None:
     assert cut <= 0.011 * len(rows)
 
 
-def test_conversations_grow_and_wait_for_their_answers() -> None:
+def test_conversation_turns_grow_and_wait_for_answers() -> None:
     jobs = arrivals(make("turns", SCALE), 4)
     last: dict[int, int] = {}
     for i, job in enumerate(jobs):
@@ -112,7 +112,7 @@ def test_conversations_grow_and_wait_for_their_answers() -> None:
     assert any(job.after is not None for job in jobs)
 
 
-def test_a_turn_repeats_what_came_before_it() -> None:
+def test_turn_prompt_starts_with_previous_turn() -> None:
     prompts = Prompts((3, 2000), 1, LONGEST, reuse=True, prefill_only=False)
     first, second = Job(0.0, 20, 0, 5, continues_stream=True), Job(1.0, 30, 20, 5, continues_stream=True)
     assert prompts.ids(second, None)[:20] == prompts.ids(first, None)
@@ -126,12 +126,12 @@ def test_without_reuse_only_new_tokens_are_sent() -> None:
     assert len(prompts.ids(Job(0.0, 30, 500, 5), np.random.default_rng(0))) == 30
 
 
-def test_classes_are_by_new_tokens() -> None:
+def test_length_class_depends_on_new_tokens() -> None:
     assert Job(0.0, THRESHOLD, 30000).kind == SHORT
     assert Job(0.0, THRESHOLD + 1).kind == LONG
 
 
-def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
+def test_code_workload_is_mostly_long_varied_and_bursty() -> None:
     jobs = arrivals(make("code", named.Scale(8192, 4096)), 3, span_s=600.0)
     new = sorted(job.new for job in jobs)
     assert sum(n <= THRESHOLD for n in new) / len(new) == pytest.approx(0.1, abs=0.02)
@@ -141,12 +141,12 @@ def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(2.0, rel=0.15)
 
 
-def test_a_workload_there_is_not() -> None:
+def test_unknown_workload_is_refused() -> None:
     with pytest.raises(ValueError, match="no workload 'nope': closed, mixed"):
         named.make("nope", SCALE)
 
 
-def test_histories_from_before_the_load_are_those_of_each_first_turn() -> None:
+def test_histories_hold_initially_cached_prefix_of_each_stream() -> None:
     talk = [Job(0.0, 10, 500, 1, continues_stream=True), Job(1.0, 10, 510, 1, continues_stream=True)]
     jobs = [*talk, Job(0.5, 10, 300, 2), Job(0.7, 10, 700, 2)]
     prompts = Prompts((3, 2000), 1, LONGEST, reuse=True, prefill_only=False)

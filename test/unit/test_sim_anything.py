@@ -9,7 +9,7 @@ from benchmark.sim.loads import capacity
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_workload_is_the_same_again_and_has_its_load(seed: int) -> None:
+def test_workload_is_reproducible_and_has_requested_load(seed: int) -> None:
     profile, load, jobs = anything.workload(seed)
     again = anything.workload(seed)
     assert (profile.name, load, jobs) == (again[0].name, again[1], again[2])
@@ -18,7 +18,7 @@ def test_a_workload_is_the_same_again_and_has_its_load(seed: int) -> None:
     assert max(job.new for job in jobs) <= anything.LONGEST
 
 
-def test_each_figure_is_divided_by_the_best_of_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_divide_by_best_stock_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(name: str, chunk: int, *_: object) -> list[float]:
         return [2.0 if name == "laps" else {"fcfs": 8.0, "hrrn": 4.0}.get(name, 16.0) * (1 + (chunk == 2048))] * 5
 

@@ -37,7 +37,7 @@ def load(rate: float = 12.0, span_s: float = 15.0, seed: int = 0) -> Trace:
     return Trace([Job(at, lengths(rng), output=output(rng)) for at in poisson(rate, span_s, rng)])
 
 
-def ended(answers: Answers) -> list[Request]:
+def ended_requests(answers: Answers) -> list[Request]:
     return [r for log in answers.logs.logs for r in log.requests]
 
 
@@ -49,7 +49,7 @@ def test_each_request_ends_once_with_all_its_tokens(serving: Serving) -> None:
             continue
         how = Serving(serving.policy, serving.chunk, serving.interval, serving.mixed, split, serving.knobs)
         answers = serve(how, trace, PROFILE, servers)
-        assert sorted(r.number for r in ended(answers)) == list(range(len(trace.rows)))
+        assert sorted(r.number for r in ended_requests(answers)) == list(range(len(trace.rows)))
         tokens = sum(row.output for row in trace.rows)
         steps = [log.streams for log in answers.logs.logs]
         assert sum(map(sum, steps)) + len(trace.rows) == tokens
@@ -58,11 +58,14 @@ def test_each_request_ends_once_with_all_its_tokens(serving: Serving) -> None:
 
 
 @EVERY
-def test_littles_law(serving: Serving) -> None:
+def test_littles_law_holds(serving: Serving) -> None:
     """The area under the number of requests in the system is the sum of their times in it."""
     answers = serve(serving, load(), PROFILE)
     log = answers.logs.logs[0]
-    spans = [(r.at, r.first_s if r.first_step < 0 else log.at_s[r.first_step + r.output - 2]) for r in ended(answers)]
+    spans = [
+        (r.at, r.first_s if r.first_step < 0 else log.at_s[r.first_step + r.output - 2])
+        for r in ended_requests(answers)
+    ]
     moves = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     there, area = 0, 0.0
     for (at, change), (after, _) in pairwise(moves):
@@ -75,7 +78,7 @@ def test_littles_law(serving: Serving) -> None:
 
 
 @EVERY
-def test_a_lone_stream_has_a_token_from_each_step(serving: Serving) -> None:
+def test_lone_stream_gets_token_from_each_step(serving: Serving) -> None:
     answers = serve(serving, Trace([Job(0.0, 100, output=50)]), PROFILE)
     expected = [PROFILE.decode_s(1, 101 + i) for i in range(49)]
     gaps = answers.logs.gaps[answers.logs.counts > 0]
@@ -90,7 +93,7 @@ def streams_and_long(serving: Serving) -> Answers:
     return serve(serving, Trace(jobs), PROFILE)
 
 
-def test_laps_keeps_its_target_and_stock_makes_streams_wait_for_whole_prompts() -> None:
+def test_laps_meets_tbt_target_while_stock_streams_wait() -> None:
     stock, laps = streams_and_long(Serving("fcfs")), streams_and_long(Serving(LAPS))
     assert stock.logs.quantile(1.0) > 0.2
     assert laps.logs.quantile(0.99) <= 1.2 * LEAST_TARGET_S
@@ -99,7 +102,7 @@ def test_laps_keeps_its_target_and_stock_makes_streams_wait_for_whole_prompts() 
     assert 0.06 < even.logs.quantile(0.99) <= 0.12
 
 
-def test_the_stock_flags_bound_the_time_between_tokens() -> None:
+def test_stock_flags_bound_time_between_tokens() -> None:
     small = streams_and_long(Serving("fcfs", 512, interval=1))
     mixed = streams_and_long(Serving("fcfs", 512, mixed=True))
     for answers in (small, mixed):
@@ -108,16 +111,16 @@ def test_the_stock_flags_bound_the_time_between_tokens() -> None:
     assert mixed.outcome.seconds < small.outcome.seconds
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_and_streams_along() -> None:
+def test_short_prompt_preempts_long_prompt_and_starts_decoding() -> None:
     jobs = [Job(0.0, 64, output=400), Job(0.5, 8192, output=4), Job(0.55, 64, output=20)]
     ttft = {name: serve(Serving(name), Trace(jobs), PROFILE).ttft[2] for name in ("fcfs", LAPS)}
     assert ttft[LAPS] < 0.4 * ttft["fcfs"]
     answers = serve(Serving(LAPS), Trace(jobs), PROFILE)
-    long, short = (next(r for r in ended(answers) if r.number == n) for n in (1, 2))
+    long, short = (next(r for r in ended_requests(answers) if r.number == n) for n in (1, 2))
     assert answers.logs.logs[0].at_s[short.first_step] < long.first_s
 
 
-def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carrying_decode_rows_lowers_ttft_in_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows take less time than steps, so in overload first tokens come earlier."""
     profile, trace = Profile.load("h200-qwen3-30b-a3b"), load(60.0, 10.0)
     carried = serve(Serving(LAPS), trace, profile)
@@ -127,12 +130,12 @@ def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch)
     assert carried.ttft[carried.short].mean() < 0.8 * apart.ttft[apart.short].mean()
 
 
-def test_decode_servers_of_their_own_are_never_disturbed() -> None:
+def test_separate_decode_servers_have_short_token_gaps() -> None:
     answers = serve(Serving("fcfs", prefill=1), load(), PROFILE, 2)
     assert answers.logs.quantile(0.99) < 0.025
 
 
-def test_gaps_and_late_tokens_as_counted_one_by_one() -> None:
+def test_token_gaps_and_late_counts_match_manual_count() -> None:
     log = TokenLog()
     for at, n in ((1.0, 1), (1.1, 2), (1.5, 2), (1.6, 1)):
         log.step(at, n)
@@ -147,14 +150,14 @@ def test_gaps_and_late_tokens_as_counted_one_by_one() -> None:
     assert found.quantile(1.0) == pytest.approx(0.4)
 
 
-def test_goodput_needs_the_first_token_and_all_others_in_time() -> None:
+def test_goodput_requires_every_token_in_time() -> None:
     answers = streams_and_long(Serving("fcfs"))
     assert answers.in_time(10.0, 10.0, 10.0).all()
     assert not answers.in_time(10.0, 10.0, 0.001).any()
     assert (answers.in_time(0.0, 10.0, 10.0) == ~answers.short).all()
 
 
-def test_in_the_overlap_loop_a_step_is_in_time_though_what_runs_is_not_done() -> None:
+def test_overlap_loop_meets_tbt_target_behind_unsliced_batches() -> None:
     """A step that is decided while an unsliced batch runs starts after that batch."""
     rng = random.Random(2)
     lengths, output = mix(uniform(16, 256), log_uniform(1024, 8192), 0.2), log_uniform(16, 400)

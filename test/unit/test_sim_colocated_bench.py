@@ -19,7 +19,7 @@ def study(requests: int = 100) -> Study:
     return Study("8b", Profile.load("h200-qwen3-8b"), requests, 0, Piece("x", "x", "x", 0))
 
 
-def test_every_stock_setting_of_the_issue_is_a_rival() -> None:
+def test_stock_settings_cover_all_chunks_and_flags() -> None:
     found = stock()
     assert len(found) == len({s.name for s in found}) == 30
     assert {s.chunk for s in found} == {512, 1024, 2048, 4096, 8192}
@@ -27,7 +27,7 @@ def test_every_stock_setting_of_the_issue_is_a_rival() -> None:
     assert not any(s.mixed and s.interval for s in found)
 
 
-def test_streams_beside_long_prompts_are_judged_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_with_long_prompts_are_judged_by_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colocated, "SPAN_S", 6.0)
     made = study()
     made.beside_long_prompts()
@@ -37,7 +37,7 @@ def test_streams_beside_long_prompts_are_judged_by_the_target(monkeypatch: pytes
     assert figures["8b: between tokens, longest, laps / stock as it is"].met
 
 
-def test_chats_have_answers_and_the_same_ones_for_everybody() -> None:
+def test_chat_load_is_reproducible_and_has_answers() -> None:
     a, b = (study().chat().jobs for _ in range(2))
     assert list(a) == list(b)
     assert all(32 <= job.output <= 512 for job in a)
@@ -49,7 +49,7 @@ def test_chats_have_answers_and_the_same_ones_for_everybody() -> None:
     assert following.client == first[0].client
 
 
-def test_it_leaves_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_command_writes_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colocated, "SPAN_S", 3.0)
     monkeypatch.setattr(colocated, "stock", lambda: [s for s in stock() if s.chunk == 8192])
     assert colocated.COMMAND.main(["--models", "8b", "--requests", "60", "--out", str(tmp_path)]) == 0

@@ -22,13 +22,13 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, uniform
 from laps_plan.traffic.streams import Closed, Open, Sessions, Trace
-from simulated import CHUNK, HOST, MIX, PROFILE
+from simulated import CHUNK, HOST_PROFILE, MIX, PROFILE
 
 WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
 """Knobs for stock's chunks, without slices."""
 
 
-class Watched:
+class WatchedScheduler:
     """Wrapper of a scheduler; ``check`` gets the time of each decision, the decision, and the waiting tokens."""
 
     def __init__(self, scheduler: Scheduler, check: Callable[[float, Batch | float | None, int], None]) -> None:
@@ -47,13 +47,13 @@ class Watched:
 def watch(name: str, workload: Any, check: Callable[..., None], profile: Profile = PROFILE, **knobs: Any) -> Outcome:
     events = Events()
     device = Device(profile)
-    scheduler: Any = Watched(VARIANTS[name].scheduler(CHUNK, device, knobs), check)
+    scheduler: Any = WatchedScheduler(VARIANTS[name].scheduler(CHUNK, device, knobs), check)
     server = Server("one", scheduler, device, events)
     return simulate(workload, Single([server]), events, chunk=CHUNK)
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", [PROFILE, HOST_PROFILE], ids=lambda p: p.name)
 def test_every_request_is_answered_once_and_every_token_computed_once(name: str, profile: Profile) -> None:
     computed: dict[int, int] = {}
 
@@ -76,7 +76,7 @@ def test_every_request_is_answered_once_and_every_token_computed_once(name: str,
 
 
 @pytest.mark.parametrize("name", ["fcfs", "hrrn", "shortest-prefill-first", "dual"])
-def test_never_idle_while_anything_waits(name: str) -> None:
+def test_device_never_idles_while_requests_wait(name: str) -> None:
     def check(now: float, said: Any, waiting: int) -> None:
         assert isinstance(said, Batch) or waiting == 0
 
@@ -84,7 +84,7 @@ def test_never_idle_while_anything_waits(name: str) -> None:
     watch(name, Closed(MIX, 16, 1500, seed=4), check)
 
 
-def test_the_window_is_the_only_reason_to_idle_and_is_bounded() -> None:
+def test_laps_idles_only_for_bounded_window() -> None:
     held = 0
 
     def check(now: float, said: Any, waiting: int) -> None:
@@ -98,7 +98,7 @@ def test_the_window_is_the_only_reason_to_idle_and_is_bounded() -> None:
     assert held
 
 
-def test_a_short_request_shares_the_step_of_long_ones_that_wait_only_and_is_never_cut() -> None:
+def test_short_prompts_join_only_long_batches_and_stay_whole() -> None:
     kinds = set()
 
     def check(now: float, said: Any, waiting: int) -> None:
@@ -119,9 +119,9 @@ def test_a_short_request_shares_the_step_of_long_ones_that_wait_only_and_is_neve
 
 
 @pytest.mark.parametrize("name", ["fcfs", "laps-graphs"])
-def test_the_same_seed_gives_the_same_run(name: str) -> None:
+def test_same_seed_gives_same_run(name: str) -> None:
     def once(seed: int) -> tuple[Sequence[float], float]:
-        outcome = run(VARIANTS[name], Sessions(MIX, 20, 700, seed, turn=uniform(8, 200)), HOST, servers=3,
+        outcome = run(VARIANTS[name], Sessions(MIX, 20, 700, seed, turn=uniform(8, 200)), HOST_PROFILE, servers=3,
                       router="pools", chunk=CHUNK, seed=seed)  # fmt: skip
         return list(outcome.record.ttft), outcome.seconds
 
@@ -129,10 +129,10 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     assert once(1) != once(2)
 
 
-def test_a_lone_request_takes_what_the_profile_says() -> None:
+def test_lone_request_takes_predicted_time() -> None:
     from laps_plan.sim.metrics import lone_s
 
-    profile = Profile(**{**HOST.__dict__, "spread": ()})
+    profile = Profile(**{**HOST_PROFILE.__dict__, "spread": ()})
     for tokens in (1, 100, CHUNK, CHUNK + 1, 5 * CHUNK):
         for name in ("fcfs", "laps"):
             outcome = run(VARIANTS[name], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK, knobs=WHOLE)
@@ -140,10 +140,10 @@ def test_a_lone_request_takes_what_the_profile_says() -> None:
             assert outcome.groups()["all"].slowdown["p50"] == pytest.approx(1.0)
 
 
-def test_a_slice_costs_a_look_at_what_came() -> None:
+def test_slices_add_only_polling_time() -> None:
     from laps_plan.sim.metrics import lone_s
 
-    profile = Profile(**{**HOST.__dict__, "spread": ()})
+    profile = Profile(**{**HOST_PROFILE.__dict__, "spread": ()})
     for tokens in (100, CHUNK, 5 * CHUNK):
         took = run(VARIANTS["laps"], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK).record.ttft[0]
         whole = float(lone_s(profile, tokens, 0, CHUNK))
@@ -153,7 +153,7 @@ def test_a_slice_costs_a_look_at_what_came() -> None:
         assert looks < 1.2 * profile.layers * -(-tokens // CHUNK)
 
 
-class Remembered(Laps):
+class RecordingScheduler(Laps):
     """Scheduler that records the results of finished batches."""
 
     def __init__(self, **more: Any) -> None:
@@ -178,16 +178,16 @@ class Remembered(Laps):
         return said
 
 
-def served(scheduler: Remembered, workload: Any) -> tuple[Outcome, Server]:
+def serve(scheduler: RecordingScheduler, workload: Any) -> tuple[Outcome, Server]:
     events = Events()
     server = Server("one", scheduler, scheduler.used[0], events)
     return simulate(workload, Single([server]), events, chunk=CHUNK), server
 
 
-@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
-def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: Profile) -> None:
-    scheduler = Remembered(profile=profile)
-    outcome, _ = served(scheduler, Trace([Job(0.0, CHUNK, 0), Job(0.02, 50, 0)]))
+@pytest.mark.parametrize("profile", [PROFILE, HOST_PROFILE], ids=lambda p: p.name)
+def test_short_request_is_served_during_long_batch(profile: Profile) -> None:
+    scheduler = RecordingScheduler(profile=profile)
+    outcome, _ = serve(scheduler, Trace([Job(0.0, CHUNK, 0), Job(0.02, 50, 0)]))
     (long_at, long_new, long_ttft), (short_at, short_new, short_ttft) = sorted(
         zip(outcome.record.at, outcome.record.new, outcome.record.ttft, strict=True)
     )
@@ -201,10 +201,10 @@ def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: P
     assert not paused.within
 
 
-@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
-def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> None:
-    scheduler = Remembered(profile=profile)
-    outcome, server = served(scheduler, Open(MIX, 40.0, 800, seed=8))
+@pytest.mark.parametrize("profile", [PROFILE, HOST_PROFILE], ids=lambda p: p.name)
+def test_each_batch_finishes_once_and_slices_add_up(profile: Profile) -> None:
+    scheduler = RecordingScheduler(profile=profile)
+    outcome, server = serve(scheduler, Open(MIX, 40.0, 800, seed=8))
     assert len(outcome.record) == 800
     assert len(scheduler.told) == server.batches
     ended = [id(batch) for batch, *_ in scheduler.told]
@@ -217,7 +217,7 @@ def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> Non
     assert any(took_s < end - begin - 1e-6 for _, begin, end, took_s in scheduler.told)
 
 
-def test_without_slices_short_requests_share_the_long_steps() -> None:
+def test_without_slices_short_requests_share_long_steps() -> None:
     shared = 0
 
     def check(now: float, said: Any, waiting: int) -> None:
@@ -235,26 +235,26 @@ def test_without_slices_short_requests_share_the_long_steps() -> None:
     assert outcome.groups()["short"].ttft["p90"] < stock.groups()["short"].ttft["p90"]
 
 
-def test_a_small_prompt_overtakes_a_large_one() -> None:
-    scheduler = Remembered(chunk=8192)
-    outcome, _ = served(scheduler, Trace([Job(0.0, 8192, 0), Job(0.02, 400, 0)]))
+def test_smaller_long_prompt_preempts_larger_one() -> None:
+    scheduler = RecordingScheduler(chunk=8192)
+    outcome, _ = serve(scheduler, Trace([Job(0.0, 8192, 0), Job(0.02, 400, 0)]))
     assert outcome.record.ttft[0] < outcome.record.ttft[1], "in the order of the answers"
     assert [(batch.cls, batch.within) for batch, *_ in scheduler.told] == [(LONG, True), (LONG, False)]
 
 
 @pytest.mark.parametrize("kv_tokens", [20_000, 30_000, 100_000])
 @pytest.mark.parametrize("fetch_s", [0.0, 0.3])
-def test_nothing_is_lost_where_memory_is_small(kv_tokens: int, fetch_s: float) -> None:
+def test_no_request_is_lost_with_little_kv_memory(kv_tokens: int, fetch_s: float) -> None:
     memory = Memory(kv_tokens, fetch_s)
-    scheduler = Remembered(memory=memory, profile=HOST)
-    outcome, _ = served(scheduler, Open(MIX, 60.0, 800, seed=9))
+    scheduler = RecordingScheduler(memory=memory, profile=HOST_PROFILE)
+    outcome, _ = serve(scheduler, Open(MIX, 60.0, 800, seed=9))
     assert len(outcome.record) == 800
     assert scheduler.held <= kv_tokens
     memory.settle(math.inf)
     assert memory.free == kv_tokens
 
 
-def test_a_prompt_holds_its_memory_until_it_is_fetched() -> None:
+def test_prompt_holds_kv_memory_until_fetched() -> None:
     memory = Memory(1000, fetch_s=2.0)
     first, second = (Request.of(Job(0.0, n, 100)) for n in (500, 400))
     assert memory.takes(first)
@@ -268,15 +268,15 @@ def test_a_prompt_holds_its_memory_until_it_is_fetched() -> None:
         memory.takes(Request.of(Job(0.0, 1001, 0)))
 
 
-def test_pauses_are_not_learnt_as_work() -> None:
-    scheduler = Remembered(learn=True)
-    served(scheduler, Open(MIX, 30.0, 1200, seed=10))
+def test_latency_model_excludes_pauses() -> None:
+    scheduler = RecordingScheduler(learn=True)
+    serve(scheduler, Open(MIX, 30.0, 1200, seed=10))
     known, learnt = PROFILE.model(), scheduler.pacer.model
     for shape in ([(100, 0)], [(CHUNK, 0)], [(CHUNK, 8192)], [(300, 0), (700, 0)]):
         assert learnt.predict(shape) == pytest.approx(known.predict(shape), rel=0.05)
 
 
-def test_a_lost_request_is_noticed() -> None:
+def test_lost_request_raises_error() -> None:
     class Losing(Fcfs):
         def _enter(self, request: Request) -> None:
             if request.number != 3:
@@ -288,13 +288,13 @@ def test_a_lost_request_is_noticed() -> None:
         simulate(Open(fixed(10), 1.0, 5), Single([server]), events)
 
 
-def test_ends_when_told() -> None:
+def test_run_stops_at_until_s() -> None:
     outcome = run(VARIANTS["laps"], Open(MIX, 100.0, 5000), PROFILE, chunk=CHUNK, until_s=5.0)
     assert outcome.seconds <= 5.0
     assert 0 < outcome.left == outcome.sent - len(outcome.record)
 
 
-def test_the_order_inside_the_long_class_is_the_policys() -> None:
+def test_long_class_follows_configured_order() -> None:
     def first_three(order: str) -> list[list[int]]:
         knobs = {"order": order, "ttft_slo_ms": 1.0, "length_threshold": 10}
         scheduler = VARIANTS["laps"].scheduler(100, Device(PROFILE), knobs)
@@ -314,7 +314,7 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
     assert first_three("lars") == [[2], [0], [2]]
 
 
-def test_by_the_whole_prompt_the_work_is_still_what_the_cache_leaves() -> None:
+def test_prompt_length_basis_computes_only_uncached_tokens() -> None:
     scheduler = VARIANTS["laps"].scheduler(CHUNK, Device(PROFILE), {"length_basis": "prompt", "slice_ms": 0.0})
     for request in (Request(0, 0.0, 2000), Request(1, 0.0, 50, cached=30_000)):
         scheduler.add(request, 0.0)
@@ -323,7 +323,7 @@ def test_by_the_whole_prompt_the_work_is_still_what_the_cache_leaves() -> None:
     assert next((r.number, new, old) for r, new, old in batch.parts) == (1, 50, 30_000)
 
 
-def test_each_class_has_a_deadline_of_its_own_and_is_judged_by_it() -> None:
+def test_each_class_gets_configured_default_deadline() -> None:
     scheduler = VARIANTS["laps"].scheduler(CHUNK, Device(PROFILE), {"ttft_slo_ms": (1.0, 4000.0)})
     requests = [Request(0, 0.0, 50), Request(1, 0.0, 600), Request(2, 0.0, 600)]
     requests[2].slo_s = 7.0

@@ -20,14 +20,14 @@ ROUTERS = ("round-robin", "least-load", "pools")
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("servers", [2, 7])
-def test_nothing_is_lost_between_servers(router: str, servers: int) -> None:
+def test_fleet_loses_no_request_and_uses_all_servers(router: str, servers: int) -> None:
     outcome = run(VARIANTS["laps"], Open(MIX, 20.0 * servers, 1500), PROFILE, servers=servers, router=router)
     assert len(outcome.record) == 1500
     assert len(outcome.busy_s) == servers
     assert min(outcome.busy_s) > 0.0
 
 
-def test_round_robin_ignores_load_and_least_load_does_not() -> None:
+def test_least_load_beats_round_robin_for_short_requests() -> None:
     plain, least = (
         run(VARIANTS["fcfs"], Open(MIX, 70.0, 6000, seed=2), PROFILE, servers=4, router=r).groups()
         for r in ("round-robin", "least-load")
@@ -35,7 +35,7 @@ def test_round_robin_ignores_load_and_least_load_does_not() -> None:
     assert least["short"].ttft["p90"] < plain["short"].ttft["p90"]
 
 
-def test_pools_keep_short_requests_away_from_long_ones() -> None:
+def test_pools_beat_least_load_for_short_requests() -> None:
     load, divided = Open(MIX, 70.0, 6000, seed=2), AllocConfig(initial_short=1)
     least, pools = (
         run(VARIANTS["fcfs"], load, PROFILE, servers=4, router=r, alloc=divided).groups()
@@ -44,7 +44,7 @@ def test_pools_keep_short_requests_away_from_long_ones() -> None:
     assert pools["short"].ttft["p90"] < least["short"].ttft["p90"]
 
 
-def test_pools_follow_the_load() -> None:
+def test_pools_follow_load_changes() -> None:
     # Two short and six long servers; first nearly all work is long, later all work is short.
     rows = [Job(i / 12.0, 20000, 0) for i in range(12 * 25)]
     rows += [Job(25.0 + i / 900.0, 200, 0) for i in range(900 * 12)]
@@ -57,7 +57,7 @@ def test_pools_follow_the_load() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_change_of_the_mix_is_followed_at_once_and_not_corrected_later(seed: int) -> None:
+def test_mix_change_moves_servers_promptly_without_reversal(seed: int) -> None:
     n, period_s, span_s, rng = 16, 2.0, 16.0, random.Random(seed)
     profile = Profile(name="test", source="made up", coefficients=Coefficients(0.0, 1 / 6000, 0.0, 0.0, 1e-4))
     rows = []
@@ -73,7 +73,7 @@ def test_a_change_of_the_mix_is_followed_at_once_and_not_corrected_later(seed: i
         assert {to for _, to in moves} == {towards}
 
 
-def test_a_history_is_cached_where_its_session_was_served() -> None:
+def test_session_prefix_is_reused_except_with_round_robin() -> None:
     def computed(servers: int, router: str) -> int:
         turns = Sessions(fixed(1000), 12, 2000, 1, turn=fixed(50), reply=fixed(100), think_s=0.5)
         return sum(run(VARIANTS["laps"], turns, PROFILE, servers=servers, router=router).record.new)
@@ -84,7 +84,7 @@ def test_a_history_is_cached_where_its_session_was_served() -> None:
     assert computed(6, "round-robin") > 1.5 * one
 
 
-def test_history_in_a_shared_cache_is_never_computed() -> None:
+def test_history_in_shared_cache_is_never_computed() -> None:
     rows = [Job(i * 0.1, 50, 30_000) for i in range(200)]
     for router in ROUTERS:
         outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=3, router=router)
@@ -92,7 +92,7 @@ def test_history_in_a_shared_cache_is_never_computed() -> None:
         assert outcome.groups()["long"].requests == 0
 
 
-def test_two_servers_are_no_slower_than_behind_a_balancer_that_takes_turns() -> None:
+def test_two_server_pools_are_no_slower_than_round_robin() -> None:
     for share in (0.02, 0.1, 0.5):
         sizes = mix(uniform(8, 256), log_uniform(1000, 8000), share)
         rate = 1.2 / (0.02 + share * 0.2)
@@ -104,7 +104,7 @@ def test_two_servers_are_no_slower_than_behind_a_balancer_that_takes_turns() -> 
             assert pools[cls].ttft["p90"] <= 1.05 * plain[cls].ttft["p90"], (share, cls)
 
 
-def test_prompts_of_a_million_tokens_do_not_end_the_controller() -> None:
+def test_controller_survives_million_token_prompts() -> None:
     rng = random.Random(4)
     profile = Profile(name="test", source="made up", coefficients=Coefficients(1e-10, 1e-5, 1e-9, 1e-4, 5e-3))
     for servers in (2, 4):

@@ -29,7 +29,7 @@ GROUPS = {
 }  # fmt: skip
 
 
-def of(name: str, load: Any, chunk: int = 4 * 8192, **how: Any) -> Outcome:
+def simulate_group(name: str, load: Any, chunk: int = 4 * 8192, **how: Any) -> Outcome:
     return run(GROUPS[name], load, PROFILE, chunk=chunk, **how)
 
 
@@ -56,31 +56,33 @@ def test_every_token_is_computed_once_and_every_request_answered(name: str) -> N
     assert policy.waiting_tokens == 0
 
 
-def test_one_request_alone_takes_as_long_as_the_model_says() -> None:
-    outcome = of("laps", Trace([Job(0.0, 3000, 20_000)]))
+def test_lone_request_takes_predicted_time() -> None:
+    outcome = simulate_group("laps", Trace([Job(0.0, 3000, 20_000)]))
     assert outcome.record.ttft[0] == pytest.approx(lone_s(PROFILE, 3000, 20_000, None), rel=1e-2)
 
 
-def test_short_requests_do_not_wait_for_documents() -> None:
+def test_short_requests_do_not_wait_for_long_prompts() -> None:
     load = [Job(0.0, 100_000), *(Job(0.1 + 0.05 * i, 100) for i in range(20))]
-    stock, laps = (of(name, Trace(load)).groups()["short"].ttft["p90"] for name in ("spf", "laps"))
+    stock, laps = (simulate_group(name, Trace(load)).groups()["short"].ttft["p90"] for name in ("spf", "laps"))
     assert laps < 0.5 * stock
 
 
-def test_the_overlap_loop_costs_a_step() -> None:
+def test_overlap_loop_increases_mean_ttft() -> None:
     loads = [Open(uniform(100, 3000), 25.0, 200, seed=5) for _ in range(2)]
-    plain, overlapped = (of("whole", load, overlap=overlap) for load, overlap in zip(loads, (False, True), strict=True))
+    plain, overlapped = (
+        simulate_group("whole", load, overlap=overlap) for load, overlap in zip(loads, (False, True), strict=True)
+    )
     assert overlapped.groups()["all"].ttft["mean"] > 1.1 * plain.groups()["all"].ttft["mean"]
 
 
-def test_the_delayer_holds_new_requests_while_some_ranks_have_none() -> None:
+def test_prefill_delayer_holds_requests_while_dp_rank_is_idle() -> None:
     policy = PerRank(2, "fcfs", 1024, passes=3)
     policy.add(0, Request(0, 0.0, 100), 0.0)
     said = [policy.next(0.0) for _ in range(3)]
     assert [isinstance(s, GroupBatch) for s in said] == [False, False, True]
 
 
-def test_later_turns_of_a_session_go_where_their_history_is() -> None:
+def test_session_turns_stay_at_dp_rank_with_history() -> None:
     turns = [Turn(500, 4000, 0.0), Turn(100, 4500, 1.0), Turn(100, 4600, 1.0)]
     at: dict[int, set[int]] = {}
 
@@ -98,7 +100,7 @@ def test_later_turns_of_a_session_go_where_their_history_is() -> None:
     assert len(set.union(*at.values())) > 1
 
 
-def test_other_numbers_of_ranks_share_the_same_devices() -> None:
+def test_with_ranks_rescales_costs_or_raises() -> None:
     whole = Profile.load("h200-deepseek-v3-dp8")
     assert whole.group is not None
     assert PROFILE.group is not None
@@ -113,7 +115,7 @@ def test_other_numbers_of_ranks_share_the_same_devices() -> None:
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("deepseek-v3", 48e3, 58e3), ("qwen3-235b-a22b", 30e3, 38e3)])
-def test_full_steps_of_a_group_do_as_much_as_its_kernels(name: str, least: float, most: float) -> None:
+def test_full_group_steps_have_expected_throughput(name: str, least: float, most: float) -> None:
     group = Profile.load(f"h200-{name}-dp8").group
     assert group is not None
     for prompt in (1024, 2048, 4096):
@@ -121,7 +123,7 @@ def test_full_steps_of_a_group_do_as_much_as_its_kernels(name: str, least: float
         assert least < 8 * 8192 / group.seconds([shape] * 8) < most
 
 
-def test_a_profile_keeps_its_ranks(tmp_path: Any) -> None:
+def test_group_profile_round_trips(tmp_path: Any) -> None:
     path = tmp_path / "group.json"
     PROFILE.save(path)
     assert Profile.load(str(path)) == replace(PROFILE, details=PROFILE.details)

@@ -24,7 +24,7 @@ def batch(*new: int) -> Batch:
     return Batch([(Request(i, 0.0, n), n, 0) for i, n in enumerate(new)], [])
 
 
-def test_profiles_survive_the_disk(tmp_path: Path) -> None:
+def test_profile_round_trips_and_unknown_name_is_refused(tmp_path: Path) -> None:
     made = replace(Profile.load("h100-qwen3-8b"), spread=[0.9, 1.1])
     made.save(tmp_path / "p.json")
     assert Profile.load(str(tmp_path / "p.json")) == made
@@ -33,7 +33,7 @@ def test_profiles_survive_the_disk(tmp_path: Path) -> None:
         Profile.load("nothing")
 
 
-def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
+def test_graph_cells_replay_only_if_faster_and_large_enough() -> None:
     known = Profile.load("h200-qwen3-8b").eager()
     device = Device(known, graphs=LapsConfig(graphs=True))
     covered, long = batch(20, 30, 40), batch(20, 4000)
@@ -48,7 +48,7 @@ def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
     assert not other.replayed
 
 
-def test_host_times_are_found_in_lone_requests() -> None:
+def test_host_times_are_fitted_from_lone_requests() -> None:
     model, chunk = Coefficients(2e-8, 2e-5, 4e-6, 3e-4, 4e-3), 1024
     bare = Profile(name="", source="", coefficients=model, poll_s=0.0)
     truth = replace(bare, front_s=2e-3, front_token_s=2e-6, poll_s=1e-3, step_host_s=1e-3, reply_s=2e-3)
@@ -68,7 +68,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
 
 
 @pytest.mark.parametrize(("name", "bar_s"), [("h200-qwen3-32b", 0.005), ("h200-qwen3-8b", 0.005)])
-def test_a_batch_of_a_full_chunk_makes_way_within_a_slice(name: str, bar_s: float) -> None:
+def test_slices_of_full_chunk_stay_within_bar(name: str, bar_s: float) -> None:
     """Blocking time (FlowPrefill): a layer of the larger model takes 14 ms, but a slice should take 4 ms."""
     profile, shape = Profile.load(name), [(8192, 0)]
     whole_s = profile.coefficients.seconds(StepShape.of(shape))
@@ -79,7 +79,7 @@ def test_a_batch_of_a_full_chunk_makes_way_within_a_slice(name: str, bar_s: floa
     assert max(slices) <= bar_s
 
 
-def test_attention_over_a_long_history_cannot_be_divided() -> None:
+def test_attention_over_long_history_is_never_split() -> None:
     profile, shape = Profile.load("h200-qwen3-32b"), [(8192, 100_000)]
     whole_s = profile.coefficients.seconds(StepShape.of(shape))
     attention_s = profile.coefficients.alpha * StepShape.of(shape).attention / profile.layers

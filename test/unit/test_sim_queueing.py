@@ -15,7 +15,7 @@ from laps_plan.traffic.job import Job
 from simulated import PROFILE
 
 
-class Matched:
+class PoissonArrivals:
     """Poisson arrivals; the formula uses the sample's own rate and moments, which cancels most sampling noise."""
 
     follows = False
@@ -55,8 +55,8 @@ class OneByOne(Fcfs):
 
 
 @pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.7])
-def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float) -> None:
-    workload = Matched(utilisation, 200_000)
+def test_mean_wait_matches_pollaczek_khinchine_formula(utilisation: float) -> None:
+    workload = PoissonArrivals(utilisation, 200_000)
     events = Events()
     server = Server("one", OneByOne(None), Device(PROFILE), events)
     outcome = simulate(workload, Single([server]), events)
@@ -66,7 +66,7 @@ def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float
 
 
 def test_waits_equal_lindleys_recursion() -> None:
-    workload = Matched(0.8, 2000)
+    workload = PoissonArrivals(0.8, 2000)
     events = Events()
     outcome = simulate(workload, Single([Server("one", OneByOne(None), Device(PROFILE), events)]), events)
     c, free, at = PROFILE.coefficients, 0.0, 0.0

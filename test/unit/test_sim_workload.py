@@ -13,7 +13,7 @@ from laps_plan.traffic.lengths import fixed, lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open, Trace
 
 
-def test_lengths_stay_in_their_range() -> None:
+def test_sampled_lengths_have_expected_range_and_shares() -> None:
     rng = random.Random(0)
     for sizes, low, high in ((uniform(3, 9), 3, 9), (log_uniform(10, 5000), 10, 5000), (lmsys(256), 1, 256)):
         seen = [sizes(rng) for _ in range(5000)]
@@ -28,7 +28,7 @@ def test_lengths_stay_in_their_range() -> None:
 
 
 @pytest.mark.parametrize("burst", [1.0, 8.0])
-def test_open_loads_have_their_rate_and_bursts_their_clumps(burst: float) -> None:
+def test_open_load_has_requested_rate_and_burstiness(burst: float) -> None:
     load = Open(fixed(1), 50.0, 40_000, seed=1, burst=burst)
     times = [job.at_s for job in load.arrivals()]
     assert times == sorted(times)
@@ -40,7 +40,7 @@ def test_open_loads_have_their_rate_and_bursts_their_clumps(burst: float) -> Non
     assert spread == pytest.approx(1.0, abs=0.05) if burst == 1.0 else spread > 2.0
 
 
-def test_a_job_that_needs_an_answer_comes_with_it_and_not_before_it_is_due() -> None:
+def test_follow_up_job_starts_after_answer_and_due_time() -> None:
     trace = Trace([Job(0.0, 5), Job(1.0, 6, after=0), Job(2.0, 7, after=1)])
     assert trace.follows
     (first,) = trace.arrivals()

@@ -23,7 +23,7 @@ PARKED = Waiting(400, 800, 0.0, new_tokens=1000)
 """Parked prompt: 200 tokens came from the cache, 600 are computed, 400 are left."""
 
 
-def test_work_is_what_is_left_and_lone_time_that_of_all() -> None:
+def test_work_counts_remaining_tokens_and_lone_time_all_tokens() -> None:
     me = sizes()
     assert me.fixed_s == FIXED + REQUEST
     assert me.work_s(PARKED) == FIXED + REQUEST + 400 * TOKEN + 800 * HISTORY
@@ -32,14 +32,14 @@ def test_work_is_what_is_left_and_lone_time_that_of_all() -> None:
     assert me.beside_s(PARKED) == 400 * TOKEN + 800 * HISTORY
 
 
-def test_while_nothing_is_known_work_goes_by_its_tokens() -> None:
+def test_work_is_estimated_from_tokens_without_model() -> None:
     me = sizes(known=False)
     assert me.fixed_s is None
     assert me.work_s(PARKED) == me.beside_s(PARKED) == 400 * TOKEN_S
     assert me.lone_s(PARKED) == 1000 * TOKEN_S
 
 
-class Counting(LatencyModel):
+class CountingModel(LatencyModel):
     """Latency model that counts its predictions."""
 
     asked = 0
@@ -49,8 +49,8 @@ class Counting(LatencyModel):
         return super().predict(requests)
 
 
-def test_what_was_predicted_is_remembered_until_the_model_says_otherwise() -> None:
-    model = Counting(Coefficients(0.0, TOKEN, HISTORY, REQUEST, FIXED))
+def test_predictions_are_cached_until_model_changes() -> None:
+    model = CountingModel(Coefficients(0.0, TOKEN, HISTORY, REQUEST, FIXED))
     me = Sizes(model, chunk_tokens=1024, unit=1, layers=28, slice_s=1 / 16)
     for _ in range(2):
         for tokens in range(1, REMEMBERED + 1):
@@ -64,12 +64,12 @@ def test_what_was_predicted_is_remembered_until_the_model_says_otherwise() -> No
     assert me.work_s(Waiting(1, 0, 0.0)) == FIXED + REQUEST + 2 * TOKEN
 
 
-def test_a_second_of_waiting_weighs_the_more_the_shorter_the_request() -> None:
+def test_weight_is_sum_of_inverse_lone_times() -> None:
     me, short, long = sizes(), Waiting(64, 0, 0.0), Waiting(768, 0, 0.0)
     assert me.weight([short, long]) == 1 / me.lone_s(short) + 1 / me.lone_s(long)
 
 
-def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:
+def test_timely_chunk_is_sized_to_fit_gap() -> None:
     new = Waiting(5000, 0, 0.0)
     assert sizes().timely_chunk(new, 0, 0.5) == 512
     assert sizes(unit=100).timely_chunk(new, 0, 0.5) == 500
@@ -79,7 +79,7 @@ def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:
     assert sizes(unit=64).timely_chunk(new, 1024, 0.5) == 64
 
 
-def test_in_a_pipeline_all_steps_take_as_long_as_a_full_chunk() -> None:
+def test_pipeline_chunks_take_equal_time() -> None:
     me, patient_s = sizes(even=True), 10.0
     full_s = me.model.predict([(1024, 0)])
     for history in (0, 1024, 2048):
@@ -99,6 +99,6 @@ def test_in_a_pipeline_all_steps_take_as_long_as_a_full_chunk() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "layers"), [(200, 6), (150, 7), (100, 8), (50, 9), (10_000, 6)])
-def test_a_slice_is_as_many_layers_as_take_its_time(tokens: int, layers: int) -> None:
+def test_slice_layers_match_slice_time(tokens: int, layers: int) -> None:
     longs = [Waiting(100, 0, 0.0), Waiting(100, 0, 0.0)]
     assert sizes(layers=56).slice_layers(longs, tokens) == (layers, 1)

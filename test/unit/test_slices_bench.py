@@ -8,13 +8,13 @@ from benchmark.serve import slices
 from benchmark.serve.slices import FCFS, LAPS, Seen
 
 
-def seen(short: float, long: float, met: float) -> Seen:
+def make_result(short: float, long: float, met: float) -> Seen:
     return Seen([[short] * 3] * 5, [[long] * 3] * 5, [[met] * 4] * 5)
 
 
-def test_a_short_request_may_wait_for_two_slices() -> None:
+def test_bar_allows_short_request_to_wait_two_slices() -> None:
     for met in (0.11, 0.13):
-        of = {FCFS: seen(0.01, 1.5, 0.9), LAPS: seen(0.0104, 1.6, met)}
+        of = {FCFS: make_result(0.01, 1.5, 0.9), LAPS: make_result(0.0104, 1.6, met)}
         # A slice takes a sixteenth of 1.6 s.
         first, on_off, lone = slices.figures(of, 32, 8192)
         assert first.value == pytest.approx(met / (0.0104 + 0.1))
@@ -23,7 +23,7 @@ def test_a_short_request_may_wait_for_two_slices() -> None:
         assert (lone.value, lone.met) == (pytest.approx(1.04), False)
 
 
-def test_blocking_time_is_what_a_short_request_waits_longer_than_alone() -> None:
+def test_blocking_time_is_extra_wait_over_lone_ttft() -> None:
     laps = Seen([[0.1, 0.2, 0.1]] * 5, [], [[0.1 + 0.004 * i for i in range(1, 11)]] * 5)
     assert slices.blocking(laps).value == pytest.approx(40.0, rel=0.02)
     for slice_ms, met in ((9.1, True), (8.9, False)):
@@ -31,7 +31,7 @@ def test_blocking_time_is_what_a_short_request_waits_longer_than_alone() -> None
 
 
 @pytest.mark.parametrize("argv", [["--rounds", "0"], ["--tokens", "100"]])
-def test_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_argument_prints_one_line_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         slices.COMMAND.main(argv)
     assert stop.value.code == 2

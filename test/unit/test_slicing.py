@@ -13,7 +13,7 @@ costs = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
 
 
 @given(costs, st.floats(0.01, 50.0))
-def test_a_slice_is_too_long_only_where_one_operator_is(sizes: list[float], each: float) -> None:
+def test_slice_exceeds_limit_only_for_single_long_operator(sizes: list[float], each: float) -> None:
     cut, found = Cut(each), [0.0]
     for size in sizes:
         if cut.count_operator(size):
@@ -25,7 +25,7 @@ def test_a_slice_is_too_long_only_where_one_operator_is(sizes: list[float], each
 
 
 @given(st.integers(1, 9), st.integers(1, 20_000), st.integers(0, 50_000), st.floats(0.05, 3.0))
-def test_slices_of_a_pass_add_up_to_it(layers: int, new: int, history: int, each: float) -> None:
+def test_slices_of_pass_add_up_and_stay_within_limit(layers: int, new: int, history: int, each: float) -> None:
     attended = pairs([(new, history)])
     ops = [Operator(1e-4), Operator(0.0, 1e-9), Operator(5e-5), Operator(6e-4, divisible=True)]
     found = list(slices(ops, layers, new, attended, each))
@@ -36,19 +36,19 @@ def test_slices_of_a_pass_add_up_to_it(layers: int, new: int, history: int, each
     assert max(found) <= max(each, least, ops[3].cost(new, 0) / rows) * 1.00001
 
 
-def test_blocks_of_rows_are_no_smaller_than_a_gemm_wants() -> None:
+def test_row_blocks_have_minimum_size() -> None:
     cut = Cut(1.0)
     assert [cut.blocks(cost, 8192) for cost in (0.5, 1.0, 1.1, 4.0, 100.0)] == [1, 1, 2, 4, 8]
     assert [cut.blocks(100.0, rows) for rows in (1, 1023, 2047, 2048)] == [1, 1, 1, 2]
 
 
-def test_pairs_of_tokens_are_those_that_attention_computes() -> None:
+def test_pairs_count_attended_tokens() -> None:
     assert pairs([(3, 0)]) == 6
     assert pairs([(2, 10), (1, 0)]) == 20 + 3 + 1
 
 
 @given(st.integers(1, 100), st.data())
-def test_ranks_pause_as_often_as_there_are_slices_and_at_the_same_layers(layers: int, data: st.DataObject) -> None:
+def test_even_slices_differ_by_at_most_one_layer(layers: int, data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, layers))
     even = Even(layers, parts)
     pauses = [i for i in range(layers) if even.count_layer()]
@@ -59,12 +59,12 @@ def test_ranks_pause_as_often_as_there_are_slices_and_at_the_same_layers(layers:
 
 
 @pytest.mark.parametrize("parts", [0, 5])
-def test_no_pass_has_more_slices_than_layers(parts: int) -> None:
+def test_invalid_number_of_slices_is_refused(parts: int) -> None:
     with pytest.raises(ValueError, match=f"{parts} slices of 4 layers"):
         Even(4, parts)
 
 
-def test_what_comes_before_the_operators_fills_slices_and_is_not_done() -> None:
+def test_encoder_layers_fill_slices_without_counting_as_done() -> None:
     cut = Cut(10.0)
     assert [cut.count_encoder_layer(6.0) for _ in range(3)] == [False, True, True]
     assert cut.done == 0.0

@@ -8,7 +8,7 @@ import pytest
 from laps_core.slo import OVERSHOOT_MAX, SloLedger
 
 
-def test_counts_by_class() -> None:
+def test_ledger_counts_deadlines_per_class() -> None:
     ledger = SloLedger()
     for ttft in (0.1, 0.4, 0.6):
         ledger.record(0.0, "short", ttft, 0.4)
@@ -22,7 +22,7 @@ def test_counts_by_class() -> None:
     assert ledger.deviation(0.0) == pytest.approx(0.5 / 4)
 
 
-def test_deviation_forgets_and_attainment_does_not() -> None:
+def test_deviation_decays_but_attainment_does_not() -> None:
     ledger = SloLedger()
     for _ in range(50):
         ledger.record(0.0, "short", 0.8, 0.4)
@@ -35,14 +35,14 @@ def test_deviation_forgets_and_attainment_does_not() -> None:
     assert ledger.status(200.0)["short"]["attainment"] == 0.5
 
 
-def test_nothing_counted_is_nothing_claimed() -> None:
+def test_requests_without_deadline_are_not_counted() -> None:
     ledger = SloLedger()
     assert ledger.deviation(1.0) == 0.0
     ledger.record(0.0, "short", 9.0, None)
     assert ledger.status(0.0) == {}
 
 
-def test_one_request_counts_no_more_than_a_few_deadlines() -> None:
+def test_overshoot_of_one_request_is_capped() -> None:
     ledger = SloLedger()
     ledger.record(0.0, "short", 600.0, 1e-4)
     assert ledger.deviation(0.0) == OVERSHOOT_MAX
@@ -52,7 +52,7 @@ def test_one_request_counts_no_more_than_a_few_deadlines() -> None:
     assert ledger.status(0.0)["short"]["missed"] == 1
 
 
-def test_asking_changes_nothing() -> None:
+def test_reading_status_does_not_change_ledger() -> None:
     asked, left_alone = SloLedger(), SloLedger()
     for at in (0.0, 3.0, 7.0):
         for ledger in (asked, left_alone):

@@ -31,13 +31,13 @@ Private_Dirty:    690000 kB
 """
 
 
-def test_the_systems_own_words_are_read() -> None:
+def test_parse_rollup_reads_memory_figures() -> None:
     assert memory.parse_rollup(ROLLUP) == (691235, 741235, 700000)
     with pytest.raises(KeyError):
         memory.parse_rollup(ROLLUP.replace("Pss:", "Pxx:"))
 
 
-def test_a_process_is_sampled_until_it_ends() -> None:
+def test_process_is_sampled_until_exit() -> None:
     me = memory.sample(psutil.Process(), 3.0)
     assert me is not None
     assert me.at_s == 3.0
@@ -45,10 +45,10 @@ def test_a_process_is_sampled_until_it_ends() -> None:
     assert min(me.threads, me.descriptors) >= 1
     child = psutil.Popen(["sleep", "60"])
     record = Record({"child": psutil.Process(child.pid)})
-    record.take(0.0)
+    record.take_samples(0.0)
     child.kill()
     child.wait()
-    record.take(1.0)
+    record.take_samples(1.0)
     assert [s.at_s for s in record.samples["child"]] == [0.0]
 
 
@@ -70,29 +70,31 @@ def record(pss: list[float], every_s: float = 30.0) -> Record:
         ([], None, False),
     ],
 )
-def test_growth_is_from_a_minute_to_a_minute(pss: list[float], ratio: float | None, fine: bool) -> None:
+def test_growth_compares_minute_after_run_in_with_last_minute(
+    pss: list[float], ratio: float | None, fine: bool
+) -> None:
     (growth,) = record(pss).growth(run_in_s=120.0, end_s=390.0)
-    assert (growth.ratio, growth.fine) == (ratio, fine)
+    assert (growth.ratio, growth.acceptable) == (ratio, fine)
     assert str(growth).startswith("p: ")
 
 
-def test_cores_are_those_of_all_processes() -> None:
+def test_cores_sum_over_all_processes() -> None:
     made = record([1.0] * 5)
     made.samples["q"] = list(made.samples["p"])
     assert made.cores() == pytest.approx(2 * 0.5 / 30)
 
 
-def test_samples_are_taken_at_the_end_too() -> None:
-    assert list(memory.times(70.0)) == [0.0, 30.0, 60.0, 70.0]
-    assert list(memory.times(60.0)) == [0.0, 30.0, 60.0]
+def test_sample_times_include_end() -> None:
+    assert list(memory.sample_times(70.0)) == [0.0, 30.0, 60.0, 70.0]
+    assert list(memory.sample_times(60.0)) == [0.0, 30.0, 60.0]
 
 
-def test_what_grew_is_named_and_misses_its_bar(tmp_path: Path) -> None:
+def test_result_names_grown_processes_and_missed_bars(tmp_path: Path) -> None:
     made, args = record([1000.0] * 11 + [2000.0] * 3), argparse.Namespace(minutes=6.5, run_in=2.0, rate=1.0, seed=1)
     made.samples["gone"] = []
     sent = Load(1, 1, 1.0)
     sent.ends.update(answered=5, failed=1)
-    soak.result(args, sent, made).write(tmp_path)
+    soak.make_piece(args, sent, made).write(tmp_path)
     piece = Piece.read(tmp_path)
     assert [f.name for f in piece.figures if f.met is False] == [
         "memory of p",
@@ -104,7 +106,7 @@ def test_what_grew_is_named_and_misses_its_bar(tmp_path: Path) -> None:
     assert str(Growth("p", 10.0, None)) == "p: not there at the end"
 
 
-def test_the_load_gives_way_where_answers_take_long() -> None:
+def test_load_limits_requests_in_flight() -> None:
     async def run() -> Load:
         under_way = asyncio.Event()
 
@@ -126,17 +128,17 @@ def test_the_load_gives_way_where_answers_take_long() -> None:
 
     made = asyncio.run(run())
     # A disconnect lets another request start.
-    assert load.MOST <= made.sent + made.ends["left"] < 200
+    assert load.MAX_IN_FLIGHT <= made.sent + made.ends["left"] < 200
     assert not made.wrong
 
 
-def test_a_run_that_is_too_short_to_compare_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_short_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         soak.main(["--minutes", "11"])
     assert "less than two minutes after the run-in" in capsys.readouterr().err
 
 
-def test_the_load_has_all_workloads_and_shared_beginnings() -> None:
+def test_load_uses_all_prompt_sets_with_shared_prefixes() -> None:
     made = Load(1, 1, 3.0)
     span_s = load.SEGMENT_S * len(load.WORKLOADS)
     jobs = list(itertools.takewhile(lambda one: one[0] < (load.SETS + 1) * span_s, made.jobs()))

@@ -18,11 +18,11 @@ def rank(depth: int, oldest: float, busy: float) -> dict[str, Any]:
     }
 
 
-def test_one_rank_is_told_as_it_is() -> None:
+def test_merge_keeps_status_of_single_dp_rank() -> None:
     assert merge([rank(3, 0.5, 0.1)]) == rank(3, 0.5, 0.1)
 
 
-def test_ranks_are_added_up_and_the_oldest_wait_is_the_oldest() -> None:
+def test_merge_sums_counters_and_keeps_oldest_wait() -> None:
     both = merge([rank(1, 0.5, 0.0), rank(2, 0.25, 1.0)])
     assert both["queues"]["short"] == {"depth": 3, "waiting_tokens": 30, "oldest_wait_s": 0.5}
     assert both["totals"] == {"short": {"batches": 3}, "long": {"batches": 2}}
@@ -30,7 +30,7 @@ def test_ranks_are_added_up_and_the_oldest_wait_is_the_oldest() -> None:
     assert len(both["ranks"]) == 2
 
 
-def test_ranks_answer_in_any_order_and_are_told_in_theirs() -> None:
+def test_merge_sorts_status_by_dp_rank() -> None:
     told = merge([{**rank(n, 0.0, 0.0), "dp_rank": n} for n in (2, 0, 1)])
     assert [r["dp_rank"] for r in told["ranks"]] == [0, 1, 2]
     found = read_status(told)
@@ -38,7 +38,7 @@ def test_ranks_answer_in_any_order_and_are_told_in_theirs() -> None:
     assert [(r.dp_rank, r.load and r.load.backlog_tokens) for r in found.ranks] == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
-def test_the_lengths_of_ranks_are_added_up() -> None:
+def test_merge_sums_length_counts_of_dp_ranks() -> None:
     one, other = LengthCount(), LengthCount()
     one.add(100, 5)
     other.add(100, 7)
@@ -50,16 +50,16 @@ def test_the_lengths_of_ranks_are_added_up() -> None:
     assert lengths.seconds == 60.0
 
 
-def test_a_server_without_laps_says_so() -> None:
+def test_merge_of_no_status_reports_laps_disabled() -> None:
     assert merge([])["enabled"] is False
 
 
-def test_ranks_that_are_off_say_why() -> None:
+def test_merge_keeps_reason_of_disabled_dp_ranks() -> None:
     off = {"enabled": False, "reason": "--disaggregation-mode is decode"}
     assert merge([off, off]) == off
 
 
-def test_decode_steps_of_ranks_are_added_up_and_times_are_those_of_the_slowest() -> None:
+def test_merge_sums_decode_steps_and_keeps_slowest_times() -> None:
     def decode(steps: int, p99: float | None) -> dict[str, Any]:
         counts = {"streams": steps, "steps": steps, "steps_in_pauses": 1, "busy_s": 0.5, "abandoned_passes": steps}
         counts["steps_carried"] = 2 * steps
@@ -69,7 +69,7 @@ def test_decode_steps_of_ranks_are_added_up_and_times_are_those_of_the_slowest()
     assert told["decode"] == {**decode(3, 40.0), "steps_in_pauses": 2, "busy_s": 1.0}
 
 
-def test_a_rank_without_a_target_has_none_to_merge() -> None:
+def test_merge_keeps_missing_decode_target() -> None:
     decode = dict.fromkeys(("streams", "steps", "steps_in_pauses", "steps_carried", "busy_s", "abandoned_passes"), 0)
     told = merge([{**rank(0, 0.0, 0.0), "decode": {"target_ms": None, "step_ms": None, **decode, "tbt_ms": {}}}] * 2)
     assert told["decode"]["target_ms"] is None

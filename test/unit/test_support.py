@@ -14,12 +14,12 @@ def args(mode: str | None, **more: object) -> Namespace:
 
 
 @pytest.mark.parametrize("mode", ["prefill", "null", None])
-def test_it_serves_prefill_servers_and_servers_without_disaggregation(mode: str | None) -> None:
+def test_laps_supports_prefill_and_colocated_servers(mode: str | None) -> None:
     assert off_reason(args(mode)) is None
     assert (no_prefill_server(args(mode)) is None) == (mode == "prefill")
 
 
-def test_decode_servers_are_stock() -> None:
+def test_laps_is_off_on_decode_servers() -> None:
     assert off_reason(args("decode")) == "--disaggregation-mode is decode, not prefill"
 
 
@@ -47,7 +47,7 @@ def test_decode_servers_are_stock() -> None:
         ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
     ],
 )
-def test_what_is_not_supported_without_disaggregation_is_named(more: dict[str, object], says: str) -> None:
+def test_unsupported_colocated_argument_is_named(more: dict[str, object], says: str) -> None:
     reason = off_reason(args("null", **more))
     assert reason is not None
     assert says in reason
@@ -56,7 +56,7 @@ def test_what_is_not_supported_without_disaggregation_is_named(more: dict[str, o
     assert off_reason(args("prefill", **more)) is None
 
 
-def test_drafts_were_tried_on_the_newest_release_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colocated_speculative_decoding_is_off_on_older_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "release", lambda: compat.RELEASES["0.5.22"])
     assert "speculative decoding on SGLang" in str(off_reason(args("null", speculative_algorithm="EAGLE")))
     assert off_reason(args("null")) is None
@@ -76,5 +76,5 @@ def test_drafts_were_tried_on_the_newest_release_alone(monkeypatch: pytest.Monke
         {"is_embedding": True},
     ],
 )
-def test_what_does_no_harm_is_served(more: dict[str, object]) -> None:
+def test_compatible_colocated_arguments_are_supported(more: dict[str, object]) -> None:
     assert off_reason(args("null", **more)) is None

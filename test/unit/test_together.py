@@ -37,7 +37,7 @@ def joint(plan: Plan = BOTH, *, shorts: list[Waiting] = SHORTS, longs: list[Wait
     return together(0.0, plan, shorts, longs, sizes(), within_s=0.1, rows=4)
 
 
-def test_a_long_prompt_is_cut_where_the_step_would_last_too_long() -> None:
+def test_long_prompt_is_chunked_to_fit_step_time() -> None:
     """The 100 ms consist of 2 ms for the step, 10 for the short requests, and 88 for 880 tokens of the long prompt."""
     plan = joint()
     assert plan is not None
@@ -45,7 +45,7 @@ def test_a_long_prompt_is_cut_where_the_step_would_last_too_long() -> None:
     assert plan.long == LongBatch((0,), 980)
 
 
-def test_the_step_ends_in_time_for_its_short_requests() -> None:
+def test_shared_step_ends_in_time_for_short_requests() -> None:
     plan = joint(shorts=due(50, 50, by_s=0.052))
     assert plan is not None
     assert plan.long.tokens == pytest.approx(100 + 400, abs=1)
@@ -65,9 +65,7 @@ def test_the_step_ends_in_time_for_its_short_requests() -> None:
     ],
     ids=["short", "long", "another", "no time", "too little"],
 )
-def test_classes_stay_apart_where_somebody_has_no_deadline_or_the_long_prompt_too_little_time(
-    shorts: list[Waiting], longs: list[Waiting]
-) -> None:
+def test_classes_stay_apart_without_deadlines_or_enough_time(shorts: list[Waiting], longs: list[Waiting]) -> None:
     assert joint(shorts=shorts, longs=longs) is None
 
 
@@ -78,11 +76,11 @@ def test_classes_stay_apart_while_all_deadlines_are_far(by_s: float, apart: bool
     assert joint(shorts=due(50, 50, by_s=0.1), longs=due(4000, by_s=by_s)) is not None
 
 
-def test_without_long_prompts_there_is_nothing_to_join() -> None:
+def test_no_shared_step_without_long_prompts() -> None:
     assert joint(BOTH._replace(long=LongBatch())) is None
 
 
-def test_further_prompts_join_whole_while_there_is_time() -> None:
+def test_further_prompts_join_unchunked_while_time_allows() -> None:
     plan = BOTH._replace(long=LongBatch((2, 0, 1), 4096, 1))
     joined = joint(plan, longs=due(300, 300, 400))
     assert joined is not None
@@ -93,14 +91,14 @@ def test_further_prompts_join_whole_while_there_is_time() -> None:
     assert (other.long.picked, other.account.oldest) == ((2,), False)
 
 
-def test_a_cut_prompt_ends_on_a_whole_unit() -> None:
+def test_chunked_prompt_ends_on_whole_unit() -> None:
     plan = together(0.0, BOTH, due(50, 50), due(4000), sizes(unit=64), within_s=0.1, rows=4)
     assert plan is not None
     assert plan.long.tokens == 2 * 64 + 13 * 64
 
 
 @given(st.integers(0, 1 << 30))
-def test_the_step_keeps_its_time_and_its_budget(seed: int) -> None:
+def test_shared_step_stays_within_time_and_token_budget(seed: int) -> None:
     rng = random.Random(seed)
     made = sizes(rng.choice([512, 2048, 8192]), rng.choice([1, 16]))
     shorts = due(*(rng.randint(1, 60) for _ in range(rng.randint(0, 5))), by_s=rng.uniform(0.0, 0.3))
@@ -134,18 +132,18 @@ def decode() -> Decode:
     return made
 
 
-def test_rows_go_with_both_classes_and_nothing_runs_in_slices() -> None:
+def test_shared_step_carries_decode_rows_without_slices() -> None:
     plan = decode().adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes())
     assert (plan.order, plan.mixed, plan.decode, plan.long.layers) == ((LONG,), True, "carried", 0)
     assert plan.long.tokens == pytest.approx(980 - 4, abs=1), "rows of 0.4 ms"
 
 
-def test_classes_of_different_priority_share_no_step() -> None:
+def test_plan_keeps_classes_separate_if_apart_is_set() -> None:
     apart = decode().adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes(), apart=True)
     assert apart == BOTH._replace(decode="carried"), "short requests alone, and the rows"
 
 
-def test_without_rows_or_deadlines_all_is_as_before() -> None:
+def test_classes_stay_apart_without_rows_or_deadlines() -> None:
     made = decode()
     made.set_streams(0.0, 4, None)
     assert made.adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes()) == BOTH
@@ -154,7 +152,7 @@ def test_without_rows_or_deadlines_all_is_as_before() -> None:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 60))
-def test_prompts_keep_their_share_of_steps_for_all(seed: int, streams: int) -> None:
+def test_prompts_keep_minimum_share_of_device_time(seed: int, streams: int) -> None:
     rng, made, now = random.Random(seed), Decode(None), 0.0
     rows_s = streams * (TOKEN_S + 1e-5)
     step_s = FIXED_S + streams * 1e-5 + rows_s

@@ -17,13 +17,13 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_a_long_prompt_in_pieces_does_not_cut_the_way_to_a_decode_server() -> None:
+def test_environment_allows_many_queued_transfers_and_early_probes() -> None:
     transfers.set_environment()
     assert int(os.environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"]) > 50_000
     assert float(os.environ["SGLANG_FAILED_SESSION_PROBE_INTERVAL_S"]) <= 5
 
 
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "7")
     # SGLang refuses a first value that is larger than the second.
     monkeypatch.setenv("SGLANG_FAILED_SESSION_PROBE_INTERVAL_S", "60")

@@ -35,7 +35,7 @@ def prompt(tokens: int, due_s: float | None, since_s: float = 99.0) -> Waiting:
 
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf", "lars"])
-def test_a_deadline_that_would_be_missed_preempts_what_is_paused(order: str) -> None:
+def test_prompt_that_would_miss_deadline_preempts_paused_prompt(order: str) -> None:
     paused = Paused(0.5, 1, weight=1.0, deadline_s=NOW + 5.0)
     plan = pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 0.3)], paused=paused)
     assert (plan.order, plan.long.picked) == ((LONG,), (1,))
@@ -44,14 +44,14 @@ def test_a_deadline_that_would_be_missed_preempts_what_is_paused(order: str) -> 
     assert not pacer(order).plan(NOW, [], [prompt(1000, 0.3)], paused=paused._replace(depth=2)).order
 
 
-def test_a_deadline_of_what_is_paused_counts_as_much() -> None:
+def test_deadline_of_paused_prompt_counts_equally() -> None:
     """The work takes 0.11 s; the paused prompt would end in 0.5 s."""
     one, urgent = [prompt(1000, 0.3)], Paused(0.5, 1, weight=0.1, deadline_s=NOW + 0.55)
     assert pacer("s-edf").plan(NOW, [], one, paused=urgent).order == (LONG,), "both would miss one: the sums decide"
     assert not pacer("s-edf").plan(NOW, [], one, paused=urgent._replace(weight=100.0)).order
 
 
-def test_who_would_miss_a_deadline_overtakes_again_after_a_steps_fixed_time() -> None:
+def test_urgent_prompt_preempts_again_after_fixed_step_time() -> None:
     """The gap is 40 ms, a step's fixed time 10 ms; work of 0.11 s is due in 0.3 s."""
     for due_s, moved_s, again in ((0.3, 0.009, False), (0.3, 0.011, True), (None, 0.011, False), (None, 0.041, True)):
         one, me = prompt(1000, due_s), pacer("least-work")
@@ -60,7 +60,7 @@ def test_who_would_miss_a_deadline_overtakes_again_after_a_steps_fixed_time() ->
         assert bool(me.plan(NOW, [], [one], paused=paused._replace(left_s=0.5 - moved_s)).order) == again
 
 
-def test_who_is_in_time_anyhow_preempts_where_nobody_pays_for_it() -> None:
+def test_short_request_preempts_unless_paused_prompt_becomes_late() -> None:
     calm = Waiting(50, 0, 99.0, NOW + 5.0)
     paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)
     decide = pacer("least-work").plan
@@ -69,24 +69,24 @@ def test_who_is_in_time_anyhow_preempts_where_nobody_pays_for_it() -> None:
     assert not decide(NOW, [calm], [], paused=paused._replace(deadline_s=NOW + 0.505)).order, "that one would be late"
 
 
-def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
+def test_batch_is_filled_while_first_prompt_stays_in_time() -> None:
     line = [prompt(1000, 0.5), prompt(2000, 3.0), prompt(4000, 4.0), prompt(500, 5.0)]
     plan = pacer("s-edf").plan(NOW, [], line)
     # The first takes 0.1 s and the step 0.01 s: 0.39 s are left for other prompts, which run whole.
     assert plan.long.picked == (0, 1, 3)
-    sizes: Any = SimpleNamespace(beside_s=lambda w: 1e-4 * w.tokens, fixed_s=0.0)
+    sizes: Any = SimpleNamespace(beside_s=lambda w: 1e-4 * w.tokens, fixed_s=0.0, whole_units=lambda tokens: tokens)
     found = pack(line, sizes, budget=3000, waiting=0, left_s=9.0)
     assert found == [0, 1]
 
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf"])
-def test_who_is_too_late_goes_behind_those_that_are_not(order: str) -> None:
+def test_late_prompt_runs_after_prompts_still_in_time(order: str) -> None:
     plan = pacer(order).plan(NOW, [], [prompt(400, 0.01), prompt(3000, 4.0)])
     assert plan.long.picked[0] == 1
     assert plan.account.oldest_late
 
 
-def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:
+def test_late_oldest_prompt_gets_smaller_guard_share() -> None:
     guard, turns = Guard(0.15), 0
     for _ in range(2000):
         oldest = guard.credit_s >= 0.5
@@ -95,7 +95,7 @@ def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:
     assert 0.5 * LATE * 0.15 < turns / 2000 < 1.1 * LATE * 0.15
 
 
-def test_told_of_deadlines_more_of_them_are_met_in_overload() -> None:
+def test_deadlines_raise_attainment_in_overload() -> None:
     """Overload with equal requests: if deadlines are known, requests that miss them do not delay others."""
     rows = tasks.jobs(32.0, 800, "8b", 1.0, 1)
     objective = {job.at_s: job.slo_s or 0.0 for job in rows}

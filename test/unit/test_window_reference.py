@@ -13,7 +13,7 @@ from laps_core.config import LapsConfig
 from laps_core.policy.hold import SIGMA_S
 from laps_core.policy.types import Plan, Waiting
 from laps_core.statistics import REASONS
-from windows import MS, opened, predict, short
+from windows import MS, make_window, predict, short_prompt
 
 
 def service_s(waiting: list[Waiting], budget: int) -> float:
@@ -105,8 +105,8 @@ BURSTS = [
     st.tuples(st.sampled_from([[], BURSTS]), STEPS).map(lambda parts: parts[0] + parts[1]),
     st.sampled_from([400, 8192]),
 )
-def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps: list[Step], budget: int) -> None:
-    window, twin, model = opened(config), opened(config), Reference(config)
+def test_window_matches_reference_model(config: LapsConfig, steps: list[Step], budget: int) -> None:
+    window, twin, model = make_window(config), make_window(config), Reference(config)
     w_max = config.wait_window_ms * MS
     waiting: list[Waiting] = []
     now, done_at, running, completed = 0.0, 0.0, 0, -math.inf
@@ -115,7 +115,7 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
         now += step.passed_ms * MS
         for tokens in step.tokens:
             deadline = None if step.slo_ms is None else now + step.slo_ms * MS
-            waiting.append(short(now, tokens, deadline))
+            waiting.append(short_prompt(now, tokens, deadline))
         for each in (window, twin):
             each.record_arrivals(now, len(step.tokens))
         if running and now >= done_at:

@@ -1,4 +1,4 @@
-"""No docstring of the folders below begins with a word that hides what it describes."""
+"""No docstring, and no name of a test, begins with a word that hides what it describes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ def banned(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_docstring_begins_with_a_banned_word(folder: str) -> None:
+def test_no_docstring_begins_with_banned_word(folder: str) -> None:
     top = REPO / folder
     files = [top] if top.is_file() else sorted(top.rglob("*.py"))
     assert files
     assert not [f"{f.relative_to(REPO)}:{line}" for f in files for line in banned(f.read_text())]
 
 
-def test_docstrings_of_all_kinds_are_found() -> None:
+def test_banned_finds_docstrings_of_all_kinds() -> None:
     text = '"""Of it."""\nN = 1\n"""Its number."""\n\n\ndef f() -> None:\n    """Office hours."""\n    """What."""\n'
     assert banned(text) == [1, 3, 8]
+
+
+def test_test_names_begin_with_subject() -> None:
+    words = "|".join(("a", "an", "the", *(w.lower() for w in BANNED)))
+    begins = re.compile(rf"def (test_(?:{words})_\w+)")
+    files = sorted((REPO / "test").rglob("test_*.py"))
+    assert files
+    assert not [f"{f.relative_to(REPO)}: {name}" for f in files for name in begins.findall(f.read_text())]

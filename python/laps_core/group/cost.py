@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
+from laps_core.latency.boundary import knee
 from laps_core.latency.step import Cost, StepShape
 
 GRAIN = 64
@@ -131,8 +132,6 @@ class GroupCost:
         best = 0.0
         for pair, before_s in paths:
             if (room := left_s - before_s) > 0.0:
-                # Solves pair L^2 + (token + 2 pair H) L = room, in the form without a difference of near-equal numbers.
-                linear = self.token + 2.0 * pair * history
-                root = linear + math.sqrt(linear * linear + 4.0 * pair * room)
-                best = max(best, 2.0 * room / root if root > 0.0 else 0.0)
+                found = knee(pair, self.token + 2.0 * pair * history, room)
+                best = max(best, found if found < math.inf else 0.0)
         return int(best) // GRAIN * GRAIN

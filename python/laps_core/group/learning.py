@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.latency.fits import Fitted
+from laps_core.latency.fits import Fitted, Learned, clearly_better, mean_error, scramble
 from laps_core.latency.nnls import robust_nnls
 from laps_core.latency.strata import Strata
 
@@ -22,6 +22,9 @@ MIN_SAMPLES = 32
 MOST_SAMPLES = 512
 """Most steps used for a fit."""
 REFIT_EVERY = 16
+REFIT_AT_MOST_EVERY = 512
+RECENT = 256
+"""The last ``RECENT`` steps outdate all older ones if a fit to them is clearly better."""
 FIRST_SAMPLES = 4
 """Measured steps after which a stretched guess is good enough to plan with."""
 LATELY = 16
@@ -44,10 +47,13 @@ class GroupSample(NamedTuple):
     """The batch of each rank."""
     seconds: float
     """Time from launch to launch, or to the step's end if nothing followed."""
+    number: int = 0
+    """Number of the step since the start of the server."""
 
 
-class GroupModel(Fitted["GroupCost | None"]):
-    """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
+class GroupModel(Fitted[Learned[GroupCost | None]]):
+    """Learns the terms of a group's step online; keeps a bounded number of steps of each kind, and forgets older steps
+    if the devices become slower or faster.
 
     The terms decide which rank was the slowest and which floors applied; slowest ranks and floors decide the terms. So
     a fit alternates between both, in a few rounds of non-negative least squares.
@@ -77,7 +83,7 @@ class GroupModel(Fitted["GroupCost | None"]):
         """Add one measured step, and refit after enough new steps. Ignores invalid steps: a time that is not positive
         or not finite, no tokens, a different number of ranks, negative numbers."""
         self.settle()
-        shapes, seconds = sample
+        shapes, seconds = sample.shapes, sample.seconds
         if not 0.0 < seconds < math.inf or len(shapes) != self.cost.ranks:
             return
         if min(map(min, shapes)) < 0 or not (tokens := sum(s.tokens for s in shapes)):
@@ -88,19 +94,22 @@ class GroupModel(Fitted["GroupCost | None"]):
             self.cost = self._start.stretched(median(self._ratios))
         slowest = max(shapes, key=lambda s: (self.cost.own_s(s.tokens, self.cost.shape_s(s)), s))
         seen = slowest.tokens.bit_length(), tokens.bit_length(), (slowest.history + slowest.absorbed).bit_length() // 4
-        self._strata.add(seen, sample)
+        self._strata.add(seen, sample._replace(number=self.observed))
         if self.observed >= self._refit_at:
-            self._refit_at = self.observed + max(REFIT_EVERY, self.observed // 4)
+            self._refit_at = self.observed + min(max(REFIT_EVERY, self.observed // 4), REFIT_AT_MOST_EVERY)
             self.fit()
 
     def fit(self) -> None:
         """Start a fit. The terms stay unchanged if the steps do not allow a fit."""
         samples = self._strata.samples()
         if len(samples) >= MIN_SAMPLES:
-            kept = samples[:: -(-len(samples) // MOST_SAMPLES)]
-            self._make(learn, kept, self.cost, anchors(self._start.stretched(median(self._ratios))))
+            held = anchors(self._start.stretched(median(self._ratios)))
+            self._make(learn_latest, samples, self.cost, held, self.observed)
 
-    def _take(self, found: GroupCost | None) -> None:
+    def _take(self, learned: Learned[GroupCost | None]) -> None:
+        found, outdated = learned
+        if outdated is not None:
+            self._strata.keep(lambda s: s.number > outdated)
         if found is not None:
             self.cost, self.fitted = found, True
 
@@ -120,6 +129,28 @@ def anchors(cost: GroupCost) -> list[GroupSample]:
     batches = [cost.shape([shape]) for shape in _ANCHORS]
     steps = [(b, *[others] * (cost.ranks - 1)) for b in batches for others in (idle, b)]
     return [GroupSample(shapes, cost.seconds(shapes)) for shapes in steps]
+
+
+def learn_latest(
+    samples: Sequence[GroupSample], known: GroupCost, held: Sequence[GroupSample], newest: int
+) -> Learned[GroupCost | None]:
+    """Return the terms learned from these steps, or from the recent ones if these outdate the others; None if the steps
+    do not allow a fit. ``newest``: number of the latest step."""
+    found = learn(samples[:: -(-len(samples) // MOST_SAMPLES)], known, held)
+    outdated = max(0, newest - RECENT)
+    recent, judges = list[GroupSample](), list[GroupSample]()
+    for s in samples:
+        if s.number > outdated:
+            (recent if scramble(s.number) % 5 else judges).append(s)
+    if found is None or len(recent) + len(judges) < MIN_SAMPLES or not judges:
+        return Learned(found)
+    newer = clearly_better(found, lambda: learn(recent, known, held), lambda cost: error(cost, judges))
+    return Learned(found) if newer is None else Learned(newer, outdated)
+
+
+def error(cost: GroupCost, samples: Sequence[GroupSample]) -> float:
+    """Return the mean relative error of the predicted times."""
+    return mean_error([abs(cost.seconds(s.shapes) / s.seconds - 1.0) for s in samples])
 
 
 def learn(samples: Sequence[GroupSample], known: GroupCost, held: Sequence[GroupSample] = ()) -> GroupCost | None:
@@ -142,11 +173,10 @@ def learn(samples: Sequence[GroupSample], known: GroupCost, held: Sequence[Group
                 cost = _solve(samples, seconds, cost)
             except RuntimeError:
                 break
-            off = np.abs(np.array([cost.seconds(sample.shapes) for sample in samples]) / seconds - 1.0)
-            error = float(np.minimum(off, 0.5).mean())
+            off = error(cost, samples)
             # The first guess has no floors: this simpler model stays unless a model with floors is clearly better.
-            if error < least * (_CLEARLY if best is not None and (own_flat or expert_flat) else 1.0):
-                best, least = cost, error
+            if off < least * (_CLEARLY if best is not None and (own_flat or expert_flat) else 1.0):
+                best, least = cost, off
     return best
 
 
@@ -159,7 +189,7 @@ def _floors(cost: GroupCost, own_flat: int, expert_flat: int) -> GroupCost:
 def _solve(samples: Sequence[GroupSample], seconds: Array, cost: GroupCost) -> GroupCost:
     """Return the fitted terms. ``cost`` decides the slowest rank of each step, and which floors apply."""
     rows = []
-    for shapes, _ in samples:
+    for shapes, *_ in samples:
         own = max(shapes, key=lambda s: (cost.own_s(s.tokens, cost.shape_s(s)), s))
         tokens = [s.tokens for s in shapes]
         seen = cost.ranks * max(tokens) if cost.padded else sum(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, choose
@@ -39,15 +40,19 @@ class GroupPlanner:
         cost: GroupCost,
         *,
         chunk: int,
+        page: int = 1,
+        unit: int = 1,
         guard: float = LapsConfig.guard,
         layers: int | None = None,
         slice_s: float = SLICE_S,
         overhead: float = LapsConfig.preempt_overhead,
     ) -> None:
-        """``chunk``: most new tokens of a rank's batch. ``guard``: see the class. ``layers``: layers of the model if
-        steps run in slices; None: steps run whole. ``slice_s``, ``overhead``: see ``Slices``."""
+        """``chunk``: most new tokens of a rank's batch. ``page``, ``unit``: see ``Offer``. ``guard``: see the class.
+        ``layers``: layers of the model if steps run in slices; None: steps run whole. ``slice_s``, ``overhead``: see
+        ``Slices``."""
         self.cost = cost
         self.chunk = chunk
+        self._make_offer = partial(Offer, page=page, unit=unit)
         self._guard = Guard(guard)
         self.slices = None if layers is None else Slices(layers, slice_s, overhead)
         self._offer: Offer | None = None
@@ -84,7 +89,7 @@ class GroupPlanner:
         # Budgets scale with the device: if the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
         ladder = [scale * budget_s for budget_s in LADDER]
-        made = Offer(self.cost, prompts, first=first, chunk=chunk, whole=within, ladder=ladder)
+        made = self._make_offer(self.cost, prompts, first=first, chunk=chunk, whole=within, ladder=ladder)
         self._offer = made
         waits = Waits(
             round(1e3 * sum(p.weight for p in prompts)),
@@ -119,6 +124,11 @@ class GroupPlanner:
             choice = at(menus, 0, oldest=False, padded=padded)
         self._guard.record_batch(choice.seconds, oldest=choice.oldest)
         return choice
+
+    @property
+    def first(self) -> int | None:
+        """Index of the prompt that goes first, as of the last menu; None if none does."""
+        return None if self._offer is None else self._offer.first
 
     def picks(self, choice: Choice) -> list[Pick]:
         """Return this rank's batch of ``choice``."""

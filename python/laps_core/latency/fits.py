@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+_WRONG, _CLEARLY = 0.1, 0.5
+"""Clearly better: the mean error is above ``_WRONG``, and without the older steps at most this share of it."""
+_OUTLIER = 0.5
+"""Relative error from which errors count alike."""
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
-class Fitting(Protocol[T_co]):
-    """A running fit, like ``concurrent.futures.Future``."""
+class Learned(NamedTuple, Generic[T]):
+    """Result of a fit that can forget steps of a device that had another speed."""
 
-    def done(self) -> bool: ...
-
-    def result(self) -> T_co: ...
+    found: T
+    outdated: int | None = None
+    """Steps up to this number were left out, because the device has another speed now."""
 
 
 class Fitted(Generic[T]):
     """Base of a model that is fitted to samples as they arrive. ``T``: the result of a fit."""
 
     def __init__(self) -> None:
-        self.submit: Callable[..., Fitting[T]] | None = None
+        self.submit: Callable[..., Future[T]] | None = None
         """Runs a function in the background, like ``concurrent.futures.Executor.submit``, because a fit takes
         milliseconds; None = fit at once, in the call that observes a step."""
-        self._fitting: Fitting[T] | None = None
+        self._fitting: Future[T] | None = None
 
     def settle(self) -> None:
         """Use the result of a background fit if it is done. Do not call this while a decision is being made."""
@@ -42,3 +50,23 @@ class Fitted(Generic[T]):
     def _take(self, found: T) -> None:
         """Use the result of a fit."""
         raise NotImplementedError
+
+
+def mean_error(errors: npt.ArrayLike) -> float:
+    """Return the mean of relative errors, each clipped, so that a few outliers do not decide."""
+    return float(np.minimum(errors, _OUTLIER).mean())
+
+
+def clearly_better(known: T, again: Callable[[], T | None], error: Callable[[T], float]) -> T | None:
+    """Return the fit that ``again`` makes without older steps if it is clearly better than ``known``, else None."""
+    if (off := error(known)) <= _WRONG:
+        return None
+    found = again()
+    return found if found is not None and error(found) <= _CLEARLY * off else None
+
+
+def scramble(n: int) -> int:
+    """Return a 32-bit number for ``n`` that looks random, the same in every run."""
+    for shift in (16, 13):
+        n = (n ^ n >> shift) * 0x45D9F3B & 0xFFFFFFFF
+    return n ^ n >> 16

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from laps_core.config import ConfigError
-from laps_core.latency.fits import Fitted
+from laps_core.latency.fits import Fitted, Learned, clearly_better, mean_error, scramble
 from laps_core.latency.fitting import fit
 from laps_core.latency.step import Coefficients, Count, Requests, StepSample, StepShape
 from laps_core.latency.strata import Strata
@@ -28,6 +29,11 @@ _HELD_OUT_EVERY = 5
 _HELD_OUT = 256
 _REFIT_EVERY = 64
 _REFIT_AT_MOST_EVERY = 512
+_JUDGED, _RECENT = 1024, 512
+"""The last ``_RECENT`` steps outdate all older ones if a fit to them is clearly better on the steps held out of the
+last ``_JUDGED``. These are more, so that most of them agree only when no recent step is from before a change."""
+_JUDGES = 32
+"""Least number of these held-out steps."""
 
 _Row = tuple[Count, Count, Count, Count, Annotated[float, Meta(gt=0.0, le=sys.float_info.max)]]
 """StepSample in a file."""
@@ -43,11 +49,12 @@ class _Saved(msgspec.Struct, kw_only=True):
     held_out: list[_Row]
 
 
-class LatencyModel(Fitted["Coefficients | str"]):
+class LatencyModel(Fitted[Learned[Coefficients | str]]):
     """Learns step times online and predicts them; "not fitted" until the measured steps can separate the terms.
 
-    Every fifth step is held out to measure the error. Other steps are kept in strata of similar shape, the newest 32 in
-    each stratum, so that a thousand small steps do not displace one earlier large step.
+    One of every five steps, without rhythm, is held out to measure the error. Other steps are kept in strata of similar
+    shape, the newest 32 in each stratum, so that a thousand small steps do not displace one earlier large step.
+    If the device has become slower or faster, or a file came from another one, all older steps are dropped.
     """
 
     def __init__(self, coefficients: Coefficients | None = None) -> None:
@@ -58,6 +65,8 @@ class LatencyModel(Fitted["Coefficients | str"]):
         """Valid steps observed since the start."""
         self._strata: Strata[StepSample] = Strata()
         self._held_out: deque[StepSample] = deque(maxlen=_HELD_OUT)
+        self._hold = 0
+        """Number of the step of this block that is held out."""
         self._refit_at = MIN_SAMPLES
         self._why_not: str | None = "no steps measured"
 
@@ -72,22 +81,29 @@ class LatencyModel(Fitted["Coefficients | str"]):
         if not (0.0 < sample.seconds < math.inf and sample.shape.requests > 0):
             return
         self.observed += 1
-        if self.observed % _HELD_OUT_EVERY == 0:
+        sample = sample._replace(number=self.observed)
+        if self.observed % _HELD_OUT_EVERY == 1:
+            # Not every fifth: a rhythm of the traffic could hide one kind of step from the fit.
+            self._hold = self.observed + scramble(self.observed) % _HELD_OUT_EVERY
+        if self.observed == self._hold:
             self._held_out.append(sample)
         else:
             self._store(sample)
-        if self.observed >= self._refit_at:
+        if self.observed < MIN_SAMPLES:
+            self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
+        elif self.observed >= self._refit_at:
             self.fit()
 
     def fit(self) -> None:
         """Start a fit. If the steps do not allow one, the earlier fit stays, and the status gives the reason."""
         self._refit_at = self.observed + min(max(_REFIT_EVERY, self.observed // 4), _REFIT_AT_MOST_EVERY)
-        if self.observed < MIN_SAMPLES:
-            self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
-        else:
-            self._make(learn, self._strata.samples())
+        self._make(learn, self._strata.samples(), list(self._held_out), self.observed)
 
-    def _take(self, found: Coefficients | str) -> None:
+    def _take(self, learned: Learned[Coefficients | str]) -> None:
+        found, outdated = learned
+        if outdated is not None:
+            self._strata.keep(lambda s: s.number > outdated)
+            self._held_out = deque((s for s in self._held_out if s.number > outdated), maxlen=_HELD_OUT)
         if isinstance(found, str):
             self._why_not = found
         else:
@@ -107,7 +123,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
         model = self.coefficients
         if model is None or not self._held_out:
             return None
-        off = np.array([abs(model.seconds(s.shape) - s.seconds) / s.seconds for s in self._held_out])
+        off = errors(model, self._held_out)
         return {"median": float(np.median(off)), "p90": float(np.quantile(off, 0.9)), "samples": len(off)}
 
     def status(self) -> dict[str, Any]:
@@ -145,7 +161,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
             saved = msgspec.convert(body, _Saved)
         except msgspec.ValidationError as e:
             raise ConfigError(f"{where}: damaged ({e})") from None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise ConfigError(f"{where}: not JSON") from None
         model = cls(saved.coefficients)
         for *shape, seconds in saved.samples:
@@ -159,7 +175,28 @@ class LatencyModel(Fitted["Coefficients | str"]):
         self._strata.add(key, sample)
 
 
-def learn(samples: Sequence[StepSample]) -> Coefficients | str:
+def errors(model: Coefficients, samples: Iterable[StepSample]) -> npt.NDArray[np.float64]:
+    """Return the relative error of each predicted time."""
+    return np.array([abs(model.seconds(s.shape) - s.seconds) / s.seconds for s in samples])
+
+
+def learn(samples: Sequence[StepSample], held_out: Sequence[StepSample], newest: int) -> Learned[Coefficients | str]:
+    """Return the coefficients fitted to these steps, or the reason why no fit is possible; recent steps alone count if
+    they outdate the others. ``newest``: number of the latest step."""
+    found, judges = _fit(samples), [s for s in held_out if s.number > max(0, newest - _JUDGED)]
+    if isinstance(found, str) or len(judges) < _JUDGES:
+        return Learned(found)
+    outdated = max(0, newest - _RECENT)
+
+    def again() -> Coefficients | None:
+        fitted = _fit([s for s in samples if s.number > outdated])
+        return None if isinstance(fitted, str) else fitted
+
+    newer = clearly_better(found, again, lambda model: mean_error(errors(model, judges)))
+    return Learned(found) if newer is None else Learned(newer, outdated)
+
+
+def _fit(samples: Sequence[StepSample]) -> Coefficients | str:
     """Return the coefficients fitted to these steps, or the reason why no fit is possible."""
     lengths = {s.shape.tokens for s in samples}
     if len(lengths) < 3 or max(lengths) < 2 * min(lengths):

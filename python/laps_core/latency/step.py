@@ -50,6 +50,8 @@ class StepSample(NamedTuple):
 
     shape: StepShape
     seconds: float
+    number: int = 0
+    """Number of the step, counted by the model since its start; 0: from a file."""
 
     @classmethod
     def of(cls, requests: Requests, seconds: float) -> StepSample:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 PER_STRATUM = 32
@@ -28,3 +28,10 @@ class Strata(Generic[T]):
     def samples(self) -> list[T]:
         """Return all samples kept."""
         return [sample for stratum in self._kept.values() for sample in stratum]
+
+    def keep(self, wanted: Callable[[T], bool]) -> None:
+        """Drop all samples that are not ``wanted``."""
+        for stratum in list(self._kept):
+            left = deque(filter(wanted, self._kept.pop(stratum)), maxlen=PER_STRATUM)
+            if left:
+                self._kept[stratum] = left

@@ -33,14 +33,16 @@ def pack(
         if item.started and slot_taken:
             continue
         seconds = sizes.beside_s(item)
-        if picked and left_s is not None and (item.tokens > room or seconds > left_s):
+        # SGLang counts whole pages of each request.
+        tokens = sizes.whole_units(item.tokens)
+        if picked and left_s is not None and (tokens > room or seconds > left_s):
             continue
         if picked and left_s is None:
             saved_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
-            if item.tokens > room or gain(saved_s, waiting - len(picked), (len(picked), -seconds)) < 0.0:
+            if tokens > room or gain(saved_s, waiting - len(picked), (len(picked), -seconds)) < 0.0:
                 break
         picked.append(i)
-        room -= min(item.tokens, room)
+        room -= min(tokens, room)
         left_s = None if left_s is None else left_s - seconds
         slot_taken |= item.started
     return picked
@@ -97,5 +99,6 @@ class LongBatches:
         sizes, picked = self._sizes, tuple(picked[:LOOKAHEAD])
         batch = [longs[i] for i in picked]
         tokens = min(budget, sum(w.tokens for w in batch))
-        holds = 0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining)
+        whole = sizes.whole_units(min(budget, sizes.joining(batch)))
+        holds = 0 if sizes.chunk is None else min(sizes.budget, whole + joining)
         return plan._replace(order=(LONG,), long=LongBatch(picked, holds, *sizes.slice_layers(batch, tokens)))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from laps_core.length import SHORT
-from laps_core.policy.predict import Sizes
+from laps_core.policy.predict import Sizes, without_standstill
 from laps_core.policy.together import together
 from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
@@ -40,7 +40,7 @@ class Decode:
 
     Bound: while prompts wait, they are owed OWED times the time that streams have had. A step waits until nothing is
     owed. No batch carries rows if more would be owed after it than after a separate step. So of any time T, prompts
-    have at least PROMPT_SHARE T - S, with S the longest step.
+    have at least PROMPT_SHARE T - S, with S the longest step. Standstills of the host do not count.
     """
 
     def __init__(self, target_ms: float | None) -> None:
@@ -195,9 +195,10 @@ class Decode:
             rows_s = min(rows_s, took_s)
             self._owed_s = max(0.0, owed_s + OWED * rows_s - (took_s - rows_s))
             return
-        self._owed_s = OWED * took_s
         self._took.append(took_s)
         self.step_s = sorted(self._took)[len(self._took) // 2]
+        # For a standstill of the host nothing is owed: otherwise all streams would pause as long again.
+        self._owed_s = OWED * without_standstill(took_s, self.step_s)
 
     def status(self) -> dict[str, Any]:
         """Return the entry on decode steps in /laps_status (JSON-ready)."""

@@ -44,7 +44,7 @@ class MemoryHold:
         begun_s = self._begun_s
         over = begun_s is not None and now >= begun_s + HOLD_S
         if begun_s is not None and (over or not lacking):
-            self._begun_s, self._again_s = None, now + REST * (now - begun_s)
+            self._begun_s, self._again_s = None, now + REST * min(now - begun_s, HOLD_S)
             self._vain = over and not self._vain
         if not lacking:
             self._tried = False

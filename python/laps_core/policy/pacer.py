@@ -24,7 +24,7 @@ from laps_core.policy.batching import LongBatches
 from laps_core.policy.fairness import Gap, Guard
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
-from laps_core.policy.predict import BATCH_TOKENS, Sizes
+from laps_core.policy.predict import BATCH_TOKENS, Sizes, without_standstill
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
@@ -121,6 +121,7 @@ class Pacer:
             self.window.record_empty_queue()
         if not longs and paused is None:
             self.guard.reset()
+            self._memory_hold.choose_held_classes(now, lacking=False, drains=None)
             return self._shorts(now, shorts, self.sizes.budget, free_s=free_s)
         gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
         # Without slices short requests share the step of a chunk; at least half of the step is left for the chunk.
@@ -191,7 +192,10 @@ class Pacer:
             self.overtakes += batch.cls == LONG
 
     def record_result(self, batch: Running, below: Running | None, now: float) -> float:
-        """Record the result of a batch; return its device time (seconds). `below`: the batch paused for this batch."""
+        """Record the result of a batch. Return its device time, without a standstill of the host (seconds).
+
+        `below`: the batch paused for this batch.
+        """
         end = batch.done or now
         # With two batches in flight the second starts on the device when the first ends.
         sent = end if batch.started is None else batch.started
@@ -206,13 +210,14 @@ class Pacer:
         took_s = max(0.0, end - begin - batch.paused_s)
         if batch.preempts:
             self.gap.record_end(begin, end)
+        measured_s, took_s = took_s, without_standstill(took_s, self.model.predict(batch.shape))
         rows_s = min(batch.rows_s, took_s)
         if rows_s:
             self.guard.record_delay(rows_s)
         if batch.cls == LONG:
             self.guard.record_batch(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
         if batch.stock:
-            self.model.observe(StepSample.of(batch.shape, took_s))
+            self.model.observe(StepSample.of(batch.shape, measured_s))
         if batch.short:
             self.window.record_completion(now, len(batch.short))
         return took_s

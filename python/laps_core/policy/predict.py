@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
+from laps_core.length import whole_units
 from laps_core.policy.types import Waiting
 
 TOKEN_S = 1e-4
@@ -25,6 +26,15 @@ PAUSES = 0.02
 """Share of a pass that its pauses may cost (0..1): if pauses cost more, slices are longer than ``slice_ms``."""
 LONGEST_SLICE = 16.0
 """Longest intended slice, in multiples of ``slice_ms``, whatever its pause costs."""
+STANDSTILL = 4.0
+"""Multiple of its expected time that a step can take; beyond that the host stood still, say while a virtual machine was
+moved."""
+
+
+def without_standstill(took_s: float, expected_s: float | None) -> float:
+    """Return a measured time without the time in which the host stood still (seconds). `expected_s`: None if
+    unknown."""
+    return took_s if expected_s is None else min(took_s, STANDSTILL * expected_s)
 
 
 class Sizes:
@@ -125,7 +135,7 @@ class Sizes:
 
     def whole_units(self, tokens: int) -> int:
         """Return `tokens` rounded up to whole units."""
-        return -(-tokens // self.unit) * self.unit
+        return whole_units(tokens, self.unit)
 
     def joining(self, items: Iterable[Waiting]) -> int:
         """Return the new tokens that joining requests take of a batch, each request rounded up to whole units."""

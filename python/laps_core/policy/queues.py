@@ -53,14 +53,6 @@ class DualQueue(Generic[T]):
         self._seen = list(waiting)
         return self._views
 
-    def peek(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
-        """Return the same views as ``split`` without keeping anything, for a caller that only looks."""
-        known = len(self._seen)
-        if waiting[:known] != self._seen:
-            return split(waiting, class_of)
-        came = split(waiting[known:], class_of)
-        return Views(self._views.short + came.short, self._views.long + came.long)
-
     def forget(self) -> None:
         """Drop the kept views, for example because the class of a request has changed."""
         self._seen, self._views = [], Views()

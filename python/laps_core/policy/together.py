@@ -55,17 +55,18 @@ def together(
     tokens = first.tokens if whole else bisect_left(units, True, key=lambda n: late(n * sizes.unit, first)) * sizes.unit
     if not tokens or (not whole and takes_s(tokens, first) < 2.0 * alone_s):
         return None
-    picked = 1
+    picked, held = 1, sizes.whole_units(tokens)
     shape.append((tokens, first.history))
     for w in turns[1:] if whole else ():
-        if w.started or tokens + w.tokens > room or late(w.tokens, w):
+        more = sizes.whole_units(w.tokens)
+        if w.started or held + more > room or late(w.tokens, w):
             break
         shape.append((w.tokens, w.history))
-        tokens, picked = tokens + w.tokens, picked + 1
+        held, picked = held + more, picked + 1
     chosen = plan.long.picked[:picked]
     return plan._replace(
         order=(LONG,),
-        long=LongBatch(chosen, min(sizes.budget, sizes.whole_units(tokens) + joined)),
+        long=LongBatch(chosen, min(sizes.budget, held + joined)),
         mixed=bool(joining),
         account=plan.account._replace(oldest=oldest_of(longs) in chosen),
     )

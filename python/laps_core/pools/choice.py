@@ -40,10 +40,6 @@ class Choice:
     """Expected tokens in the instance's prefix cache."""
     work_s: float = 0.0
     """Predicted work that the request adds to the instance (seconds)."""
-    spilled: bool = False
-    """True if the other pool takes the request, because its own pool is overloaded or has no healthy server."""
-    copies: bool = False
-    """True if the short pool takes the request in order to cache its shared prefix from now on."""
     rank: Rank[PrefillInstance] | None = None
     """Rank of the instance, if it has several."""
     why: Why = "expected"
@@ -131,7 +127,8 @@ class Pools:
             self.decoders.append(instance)
 
     def leave(self, instance: Instance) -> None:
-        """Remove ``instance``; it gets no more requests."""
+        """Remove ``instance``; it gets no more requests. Sessions still refer to it, but need none of its prefixes."""
+        instance.forget()
         if isinstance(instance, PrefillInstance):
             self.instances.remove(instance)
         elif isinstance(instance, DecodeInstance):
@@ -204,50 +201,44 @@ class Pools:
         if not usable:
             return None
         now, threshold = self._clock(), self.config.threshold
-        spilled = copies = False
+        why: Why = "session"
         shares = 0
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
             own, others = list_offers(usable, ask, now, threshold)
             _, new, chosen, _ = choose_offer(own or others, ask)
+            why = "spill" if not own else "pool" if others else "expected"
         else:
             new, chosen = ask.new(holder.prefixes), holder
         length_class = SHORT if new <= threshold else LONG
-        if not own:
-            spilled = holder is None
-        elif others and chosen.pool == length_class:
+        if own and others and chosen.pool == length_class:
             helpers = spill_offers(self.config, length_class, own, others)
             if helpers:
-                spilled = True
+                why = "spill"
                 _, new, chosen, _ = choose_offer(helpers, ask)
-        elif chosen.pool == LONG and length_class == SHORT:
+        elif own and chosen.pool == LONG and length_class == SHORT:
             shares = self._shared_blocks(ask, chosen)
             host = self._host_of_copy(ask, shares, others)
             if host is not None:
                 # The short pool computes the whole prompt, as for a long request.
-                length_class, copies = LONG, True
+                length_class, why = LONG, "copy"
                 _, new, chosen, _ = host
         late_s = 0.0
         if ask.refuse_at < math.inf:
             first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
             late_s = max(0.0, now + first_s - ask.refuse_at) if first_s is not None else 0.0
-        why: Why = "copy" if copies else "spill" if spilled else "pool" if others else "expected"
-        if holder is not None:
-            why = "session"
-        elif why in ("pool", "expected") and new < total:
+        if why in ("pool", "expected") and new < total:
             why = "prefix"
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(
-            chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, shares, late_s
-        )  # fmt: skip
+        return Choice(chosen.server, length_class, new, total - new, work_s, chosen.rank, why, shares, late_s)
 
     def record_choice(self, ask: Ask, choice: Choice) -> None:
         """Record that the request goes to ``choice``, where its prompt will be cached and its session continues."""
         self._sessions.served(ask.session, choice.place)
         if choice.shares:
             self._shared.note(ask.prompts[0], choice.shares)
-            if choice.copies:
+            if choice.why == "copy":
                 self._shared.copied(ask.prompts[0], choice.shares)
         for p in ask.prompts:
             if p.hashes:

@@ -5,6 +5,7 @@ Four knobs have flags of their own; the rest go into ``--laps-alloc-config '{...
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,16 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from laps_core.config import ConfigError, Knobs, Path
-from laps_core.pools.pressure import PressureConfig
 
 Whole = Annotated[int, Meta(ge=1, description="a whole number >= 1")]
 Seconds = Annotated[float, Meta(gt=0.0, le=sys.float_info.max, description="a number > 0")]
+Period = Annotated[float, Meta(ge=0.1, le=sys.float_info.max, description="a number >= 0.1")]
 Ratio = Annotated[float, Meta(gt=1.0, le=sys.float_info.max, description="a number > 1")]
+
+COOLDOWN_SHARE = 0.9
+"""Cool-down as a share of the period (0..1): less than 1, so that timer jitter never skips a decision."""
+BEATS = 5
+"""Number of samples in each period: enough for smoothing, with few polls of the servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +34,10 @@ class AllocConfig(Knobs):
     """"paper": the router of the LAPS paper, as a baseline."""
     threshold: Whole = 256
     """Longest short request (expected new tokens, inclusive)."""
-    interval_s: Seconds = 5.0
+    interval_s: Period = 5.0
     """Control period: time between rebalancing decisions (seconds)."""
     ratio: Ratio = 2.0
-    """Ratio of the pools' pressures from which an instance moves."""
+    """Ratio of the pools' pressures from which an instance moves (1 + tau); also the half-width of the dead band."""
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder that holds one; None = estimate tokens from bytes."""
 
@@ -59,16 +65,19 @@ class AllocConfig(Knobs):
     }
 
     @property
-    def pressure(self) -> PressureConfig:
-        """Return the pool controller's configuration."""
-        return PressureConfig(
-            ratio=self.ratio,
-            period_s=self.interval_s,
-            load_unit=self.load_unit,
-            n_min=self.n_min,
-            divided=self.divided,
-            published=self.preset is not None,
-        )
+    def sample_s(self) -> float:
+        """Return the time between two samples of the signals (seconds)."""
+        return self.interval_s / BEATS
+
+    @property
+    def cooldown_s(self) -> float:
+        """Return T_cool, the least time between two moves (seconds)."""
+        return COOLDOWN_SHARE * self.interval_s
+
+    @property
+    def smoothing_s(self) -> float:
+        """Return the time constant of the smoothed pool pressures (seconds)."""
+        return self.cooldown_s / math.log(self.ratio)
 
     @property
     def divided(self) -> bool:

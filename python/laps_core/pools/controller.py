@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from laps_core.length import LONG, SHORT
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import Demand
 from laps_core.pools.layout import layout, short_servers
 from laps_core.pools.pressure import (
@@ -25,7 +26,6 @@ from laps_core.pools.pressure import (
     POOLS,
     InstanceSignals,
     Pool,
-    PressureConfig,
     Work,
     pool_pressure,
     pressure,
@@ -73,7 +73,7 @@ class PoolController:
     Holds no instances: the caller keeps the members of the pools and the time (seconds).
     """
 
-    def __init__(self, config: PressureConfig, start_s: float = 0.0) -> None:
+    def __init__(self, config: AllocConfig, start_s: float = 0.0) -> None:
         """Start at ``start_s``; the first decision is made one period later."""
         self.config = config
         self.raw: dict[Pool, float] = {"short": 0.0, "long": 0.0}
@@ -91,7 +91,7 @@ class PoolController:
         self._members: dict[Pool, list[InstanceSignals]] = {"short": [], "long": []}
         self._seen_at: float | None = None
         self._moved_at = self._laid_out_at = start_s
-        self._decide_at = start_s + config.period_s
+        self._decide_at = start_s + config.interval_s
         self._hurry_until = -math.inf
         """Time until which every sample leads to a decision (seconds)."""
         self._shares: deque[tuple[float, float]] = deque()
@@ -100,7 +100,7 @@ class PoolController:
     def step(self, now: float, signals: Iterable[InstanceSignals]) -> list[Move]:
         """Take in one sample, and decide if a decision is due. Returns the moves for the caller to carry out."""
         self.observe(now, signals)
-        period_s = self.config.period_s
+        period_s = self.config.interval_s
         # The tolerance of half a sample assigns each decision to the nearest sample.
         half_s = self.config.sample_s / 2
         if now + half_s < self._decide_at:
@@ -118,7 +118,7 @@ class PoolController:
         constant_s = self.config.smoothing_s
         self.balance = _faded(self.balance, self._share(), span, constant_s)
         self._shares.append((now, self._share()))
-        while now - self._shares[0][0] > LAYOUT_PERIODS * self.config.period_s:
+        while now - self._shares[0][0] > LAYOUT_PERIODS * self.config.interval_s:
             self._shares.popleft()
         for p in POOLS:
             self._recent[p] = _faded(self._recent[p], self.raw[p], span, constant_s / 4)
@@ -135,10 +135,11 @@ class PoolController:
             for seen_at, share in self._shares:
                 self.balance = _faded(self.balance, share, max(0.0, seen_at - at), constant_s)
                 at = max(at, seen_at)
-            self._hurry_until = now - self._demand.span_s + 3 * self.config.period_s
+            self._hurry_until = now - self._demand.span_s + 3 * self.config.interval_s
         self.need = self._demand.servers()
-        over_s = LAYOUT_PERIODS * self.config.period_s
-        means = (_faded(mean, value, span, over_s) for mean, value in zip(self.average_work, arrived, strict=True))
+        # While this machine stands still nothing arrives: such a time must not count as one with little work.
+        counted_s, over_s = min(span, 2.0 * self.config.sample_s), LAYOUT_PERIODS * self.config.interval_s
+        means = (_faded(mean, value, counted_s, over_s) for mean, value in zip(self.average_work, arrived, strict=True))
         self.average_work = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
@@ -177,16 +178,16 @@ class PoolController:
             return []
         if self.config.divided:
             return self._divide(undivided, now, "it belongs to no pool yet")
-        if now - self._laid_out_at < LAYOUT_PERIODS * self.config.period_s:
+        if now - self._laid_out_at < LAYOUT_PERIODS * self.config.interval_s:
             return []
         parks = all(s.parks for s in everyone)
-        best = layout(self.average_work, n, n_min, parks=parks, divided=divided)
-        if (best.short is not None) == divided and not stray:
+        short, reason = layout(self.average_work, n, n_min, parks=parks, divided=divided)
+        if (short is not None) == divided and not stray:
             return []
         self._laid_out_at = now
-        if best.short is not None:
-            return self._divide(undivided, now, f"divided: {best.reason}")
-        return [Move(s.name, s.pool, BOTH, now, f"merged: {best.reason}") for s in everyone if s.pool != BOTH]
+        if short is not None:
+            return self._divide(undivided, now, f"divided: {reason}")
+        return [Move(s.name, s.pool, BOTH, now, f"merged: {reason}") for s in everyone if s.pool != BOTH]
 
     def _divide(self, undivided: Sequence[InstanceSignals], now: float, reason: str) -> list[Move]:
         """Return moves of ``undivided`` into the pools; those with the least long work go to the short pool."""
@@ -214,7 +215,7 @@ class PoolController:
             return []
         missing = n_min - len(self._members[target]) if starving else self._servers_to_move(target)
         # An instance that stays busy with old work would not help its new pool.
-        able = [s for s in donors if sum(s.waiting) <= self.config.period_s] or donors[:1]
+        able = [s for s in donors if sum(s.waiting) <= self.config.interval_s] or donors[:1]
         chosen = able[: min(missing, len(donors) - n_min)]
         return [Move(s.name, source, target, now, self._reason(target)) for s in chosen]
 
@@ -240,7 +241,7 @@ class PoolController:
         """Return True if ``pool`` certainly gets more work than it can do, measured over at least a full period."""
         i = POOLS.index(pool)
         sure = self.need[i] - self._demand.error()[i]
-        return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.period_s
+        return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.interval_s
 
     def _servers_to_move(self, target: Pool) -> int:
         """Return the number of instances to move to ``target`` so that the busier pool is least busy with the measured
@@ -260,7 +261,7 @@ class PoolController:
         before, after = busier(0, sure), busier(best, sure)
         if before <= (LEAST_GAIN_FULL if before >= FULL else LEAST_GAIN) * after:
             return 0
-        needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.period_s else 0
+        needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.interval_s else 0
         return max(0, best - needed)
 
     def _reason(self, target: Pool) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.outlook import Outlook
-from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
+from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.protocol import ByClass
 
 MOST_PERIODS = 4
@@ -127,7 +128,7 @@ class Demand:
     factor that is learnt from the differences between samples.
     """
 
-    def __init__(self, config: PressureConfig) -> None:
+    def __init__(self, config: AllocConfig) -> None:
         self._config = config
         self._at: float | None = None
         self._measured = _MeasuredTimes()
@@ -150,7 +151,7 @@ class Demand:
             for c, noise in enumerate(self._noise):
                 noise.observe(self._seen[-1].arrived[c], arrived[c])
         self._seen.append(_Sample(span, arrived))
-        rest_s, most_s = self.span_s, MOST_PERIODS * self._config.period_s * 0.99
+        rest_s, most_s = self.span_s, MOST_PERIODS * self._config.interval_s * 0.99
         while (rest_s := rest_s - self._seen[0].span_s) > most_s:
             self._seen.popleft()
         return arrived

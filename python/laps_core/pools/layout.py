@@ -9,7 +9,6 @@ every server has long work at once. On stock servers a short request waits for a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from laps_core.pools.pressure import Work
 
@@ -35,15 +34,6 @@ def wait(need: float, servers: int) -> float:
     return float(load ** (math.sqrt(2.0 * (servers + 1)) - 1.0) / (servers * (1.0 - load)))
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Recommended layout of a fleet."""
-
-    short: int | None
-    """Servers of the short pool; None = undivided."""
-    reason: str
-
-
 def short_servers(need: Work, servers: int, n_min: int) -> int:
     """Return the size of the short pool, out of ``servers``, at which the busier pool is least busy."""
     total = need.short + need.long
@@ -54,20 +44,20 @@ def short_servers(need: Work, servers: int, n_min: int) -> int:
     return min(sizes, key=lambda n: max(need.short / n, need.long / (servers - n)))
 
 
-def layout(need: Work, servers: int, n_min: int, *, parks: bool, divided: bool) -> Layout:
-    """Return the layout for ``servers`` healthy servers. ``need``: servers that each class needs; ``parks``: all
-    servers run LAPS; ``divided``: the fleet has two pools now."""
+def layout(need: Work, servers: int, n_min: int, *, parks: bool, divided: bool) -> tuple[int | None, str]:
+    """Return how many of ``servers`` healthy servers should be the short pool (None = undivided), and why. ``need``:
+    servers that each class needs; ``parks``: all servers run LAPS; ``divided``: the fleet has two pools now."""
     short, total = need.short, need.short + need.long
     n = short_servers(need, servers, n_min)
     gain, loss = HYSTERESIS if divided else (1.0, 1.0)
     together = wait(total, servers)
     if servers < max(FEWEST, 2 * n_min):
-        return Layout(None, f"{servers} servers are too few for two pools")
+        return None, f"{servers} servers are too few for two pools"
     if parks and short < LEAST * n_min * (0.5 + gain / 2):
-        return Layout(None, f"short work needs {short:.1f} of a server")
+        return None, f"short work needs {short:.1f} of a server"
     if together < gain * (GAIN_PARKS if parks else GAIN_STOCK):
-        return Layout(None, f"{total:.1f} of {servers} servers are enough for all requests")
+        return None, f"{total:.1f} of {servers} servers are enough for all requests"
     apart = wait(need.long, servers - n)
     if short >= n * loss or 1.0 + apart > LOSS * loss * (1.0 + together):
-        return Layout(None, f"{n} + {servers - n} servers cannot do the work of {short:.1f} + {need.long:.1f} servers")
-    return Layout(n, f"short work needs {short:.1f} of {servers} servers, long work {need.long:.1f}")
+        return None, f"{n} + {servers - n} servers cannot do the work of {short:.1f} + {need.long:.1f} servers"
+    return n, f"short work needs {short:.1f} of {servers} servers, long work {need.long:.1f}"

@@ -14,6 +14,8 @@ START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed
 """Latency model of a server until requests have been measured."""
 MEMORY = 0.999
 """Factor by which the learnt model's data decay per request."""
+SLOWER = 8.0
+"""Largest measured time, in multiples of the predicted time, that is learnt as it is."""
 ENOUGH = 8
 """Measured requests from which the learnt model is good enough to refuse a request."""
 
@@ -35,7 +37,9 @@ class Learnt:
         return self._sums[0] > ENOUGH - 0.5
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a request of ``tokens`` new tokens."""
+        """Learn from a request of ``tokens`` new tokens. A machine that stood still must not look slow for long."""
+        if self.enough:
+            seconds = min(seconds, SLOWER * (self.model.step_s + self.model.work_s(tokens, 0)))
         one = (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
         n, t, tt, y, ty = (MEMORY * a + b for a, b in zip(self._sums, one, strict=True))
         self._sums = n, t, tt, y, ty
@@ -87,8 +91,9 @@ class Outlook:
         self.free_at = math.inf
         # The time to first token of a request that runs alone measures the server.
         self._alone = not (self.shared or any(self.waiting(now)))
-        if not (self._short or self._long):
-            self._since = now
+        ahead_s = self._short + self._long
+        # Time beyond that predicted for the work in flight must not count as done of this request, too.
+        self._since = max(self._since, now - ahead_s - self.model.step_s) if ahead_s else now
         if self.arrivals.lengths is None:
             self.arrivals.add(now, cls, work_s)
         if cls == SHORT:

@@ -17,7 +17,7 @@ from laps_core.pools.controller import Move, PoolController, other
 from laps_core.pools.instances import Clock, open_to
 from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask
-from laps_core.pools.pressure import BOTH, POOLS, PressureConfig
+from laps_core.pools.pressure import BOTH, POOLS
 
 
 class PaperController(PoolController):
@@ -55,15 +55,15 @@ class PaperPools(Pools):
         chosen = min(places, key=lambda p: (p.outstanding, p.outstanding_tokens, p.served_tokens))
         work_s = min(chosen.outlook.model.work_s(total, 0), MOST_WORK_S)
         why: Why = "pool" if own else "spill"
-        return Choice(chosen.server, length_class, total, 0, work_s, not own, rank=chosen.rank, why=why)
+        return Choice(chosen.server, length_class, total, 0, work_s, rank=chosen.rank, why=why)
 
     def record_choice(self, ask: Ask, choice: Choice) -> None:
         """Record nothing: prefixes and sessions are ignored."""
 
 
-def controller(config: PressureConfig, start_s: float = 0.0) -> PoolController:
+def controller(config: AllocConfig, start_s: float = 0.0) -> PoolController:
     """Return the controller that ``config`` asks for."""
-    return (PaperController if config.published else PoolController)(config, start_s)
+    return (PoolController if config.preset is None else PaperController)(config, start_s)
 
 
 def pools(servers: Any, config: AllocConfig, clock: Clock, **more: Any) -> Pools:

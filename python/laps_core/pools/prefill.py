@@ -10,7 +10,7 @@ from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.prefixes import PrefixIndex
 from laps_core.pools.pressure import BOTH
 from laps_core.pools.ranks import RANKS_MAX, Rank
-from laps_core.protocol import Assignment, PoolRecord
+from laps_core.protocol import Assignment, Load, PoolRecord
 from laps_core.slo import overshoot
 
 SPAN_S = 5.0
@@ -135,3 +135,14 @@ class PrefillInstance(Instance):
 
 Place = PrefillInstance | Rank[PrefillInstance]
 """Target of a request: a prefill server, or one of its data-parallel ranks."""
+
+
+def record_others_work(now: float, place: Place, load: Load, ranks: int = 1) -> None:
+    """Report other routers' part of ``load`` to the outlook of ``place``; for several ``ranks``, their mean."""
+    said, outlook = load.backlog_s, place.outlook
+    if said is not None:
+        outlook.record_work(now, said.short, said.long)
+    else:
+        # The outlook already knows this router's own tokens.
+        rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
+        outlook.record_others_work(now, place.pool, rest_s / ranks)

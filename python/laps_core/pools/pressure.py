@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from laps_core.length import CLASSES, ClassName
+from laps_core.pools.config import AllocConfig
 from laps_core.protocol import IDLE, Assignment, Load
 from laps_core.slo import OVERSHOOT_MAX
 
@@ -37,43 +37,6 @@ QUANTILE = 0.9
 """Quantile of the instances' pressures that is the pool's pressure: high, but not the hottest instance alone."""
 IDLE_PRESSURE = 0.25
 """Pressure up to which both pools count as idle, no matter how large their ratio is."""
-COOLDOWN_SHARE = 0.9
-"""Cool-down as a share of the period (0..1): less than 1, so that timer jitter never skips a decision."""
-BEATS = 5
-"""Number of samples in each period: enough for smoothing, with few polls of the servers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PressureConfig:
-    """Parameters of Algorithm 2 that operators set; the other parameters follow from these."""
-
-    ratio: float = 2.0
-    """Ratio of the pools' pressures from which servers move (1 + tau); also the half-width of the dead band."""
-    period_s: float = 5.0
-    """Time between decisions (seconds)."""
-    load_unit: int = 2048
-    """Backlog that counts as pressure 1 (tokens)."""
-    n_min: int = 1
-    """Least number of healthy instances in each pool."""
-    divided: bool = False
-    """True: the fleet always has two pools; False: the controller decides."""
-    published: bool = False
-    """True: Algorithm 2 as published, a baseline; see paper.py."""
-
-    @property
-    def sample_s(self) -> float:
-        """Return the time between two samples of the signals (seconds)."""
-        return self.period_s / BEATS
-
-    @property
-    def cooldown_s(self) -> float:
-        """Return T_cool, the least time between two moves (seconds)."""
-        return COOLDOWN_SHARE * self.period_s
-
-    @property
-    def smoothing_s(self) -> float:
-        """Return the time constant of the smoothed pool pressures (seconds)."""
-        return self.cooldown_s / math.log(self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +59,7 @@ class InstanceSignals:
     """True if the server runs LAPS, which parks long prefills while short ones run."""
 
 
-def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
+def pressure(signals: InstanceSignals, config: AllocConfig) -> float:
     """Return psi_k = alpha q_k + beta e_k - gamma u_k on normalised signals, never below 0 (LAPS, s3.2).
 
     The floor at 0 keeps ratios of pressures meaningful: the busy share cannot make a pressure negative.
@@ -107,7 +70,7 @@ def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
     return max(0.0, ALPHA * q + BETA * e - GAMMA * u)
 
 
-def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
+def pool_pressure(values: Sequence[float], config: AllocConfig) -> float:
     """Return a pool's pressure: the QUANTILE over its instances; 0.0 for an empty pool.
 
     Each instance counts at most ``ratio`` times the mean of the other instances, or IDLE_PRESSURE if that is more. With

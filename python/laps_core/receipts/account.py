@@ -6,6 +6,7 @@ Each microsecond from the request's arrival to its first token has one cause, so
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -16,11 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.receipts.ledger import Hold, Ledger, Run
+from laps_core.receipts.blocks import NAMED, Others, Stretch, merged
+from laps_core.receipts.ledger import Ledger
 from laps_core.receipts.receipt import Behind, Cause
-
-NAMED = 8
-"""Most requests that a receipt names in ``behind``."""
+from laps_core.receipts.run import Hold, Run
 
 
 class Wait(NamedTuple):
@@ -68,7 +68,8 @@ class Account(NamedTuple):
 
 
 def account(m: Moments, ledger: Ledger) -> Account:
-    """Return where the time of a request went. The cost grows linearly with the batches that ran meanwhile."""
+    """Return where the time of a request went. The cost grows with the request's own batches, but not with
+    the other batches that ran before each of them."""
     found = _Overlay(m, ledger)
     runs = [run for run in m.runs if run.begin_us < m.end_us]
     first_us = runs[0].begin_us if runs else None
@@ -99,9 +100,10 @@ class _Overlay:
     def __init__(self, m: Moments, ledger: Ledger) -> None:
         self._m, self._ledger, self._at = m, ledger, m.arrived_us
         self._own = {id(run): run for run in m.runs}
-        self._first_us: float = m.runs[0].begin_us if m.runs else math.inf
+        self._own_begins, self._own_ends = _union(m.runs)
         self._causes: defaultdict[Cause, int] = defaultdict(int)
         self._others: list[tuple[Run, int]] = []
+        self._stretches: list[Others] = []
 
     def assign_until(self, until_us: int | None, cause: Cause) -> None:
         """Assign the time up to `until_us` to one cause; None: that moment never came."""
@@ -114,12 +116,37 @@ class _Overlay:
         was idle and nothing held the request back."""
         if until_us is None or (until := min(until_us, self._m.end_us)) <= self._at:
             return
-        held = self._ledger.holds_between(self._m.cls, self._at, until)
-        at, causes, own, others, first_us = 0, self._causes, self._own, self._others, self._first_us
+        for begin, end, blocked in self._parts_between_own(self._at, until):
+            whole = self._ledger.stretch(self._m.cls, begin, end)
+            if whole is not None:
+                self._visit(self._at, whole.begin_us, idle)
+                self._add(whole, blocked, idle)
+                self._at = whole.end_us
+        self._visit(self._at, until, idle)
+        self._at = until
+
+    def _parts_between_own(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int, Cause | None]]:
+        """Yield the parts of a period without batches of this request; see `_split_by_blocked`."""
+        for begin, end in zip((begin_us, *self._own_ends), (*self._own_begins, end_us), strict=True):
+            if (since := max(begin, begin_us)) < (until := min(end, end_us)):
+                yield from self._split_by_blocked(int(since), int(until))
+
+    def _add(self, whole: Stretch, blocked: Cause | None, idle: Cause) -> None:
+        """Assign the time of a stretch. `blocked`: cause if this request could not run."""
+        for (held, kind), us in whole.sums.items():
+            if us:
+                self._causes[blocked or _causes(held, idle)[kind]] += us
+        self._stretches.append(whole.others)
+
+    def _visit(self, begin_us: int, end_us: int, idle: Cause) -> None:
+        """Assign the time of each piece of a period."""
+        held = self._ledger.holds_between(self._m.cls, begin_us, end_us)
+        at, causes, own, others = 0, self._causes, self._own, self._others
+        first_us = self._own_begins[0] if self._own_begins else math.inf
         blocked, last = self._m.blocked, len(held) - 1
         next_us, why = held[1].since_us if last else math.inf, _causes(held[0].cause, idle)
-        # Thousands of batches can run in a long wait, so avoid a function call for each.
-        for begin, end, run in self._ledger.pieces(self._at, until):
+        # Hundreds of batches can be visited, so avoid a function call for each.
+        for begin, end, run in self._ledger.pieces(begin_us, end_us):
             while begin >= next_us:
                 at += 1
                 next_us = held[at + 1].since_us if at < last else math.inf
@@ -141,7 +168,6 @@ class _Overlay:
                 causes[why[kind]] += us
             else:
                 self._divide(begin, end, kind, held[at:], idle)
-        self._at = until
 
     def _divide(self, begin: int, end: int, kind: str | None, held: list[Hold], idle: Cause) -> None:
         """Assign a piece of time in which the cause changes. `held`: changes, starting with the last one before it."""
@@ -156,7 +182,8 @@ class _Overlay:
 
     def _own_batch_runs_at(self, at_us: int) -> bool:
         """Return True if a batch of this request was under way."""
-        return any(run.begin_us <= at_us and (run.end_us is None or at_us < run.end_us) for run in self._m.runs)
+        found = bisect_right(self._own_begins, at_us) - 1
+        return found >= 0 and at_us < self._own_ends[found]
 
     def _split_by_blocked(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int, Cause | None]]:
         """Yield the parts of a period, with a cause for parts in which this request could not run, else None."""
@@ -173,27 +200,32 @@ class _Overlay:
 
     def account(self) -> Account:
         """Return the finished account."""
-        ran: dict[int, int] = {}
-        runs: dict[int, Run] = {}
-        for run, us in self._others:
-            ran[id(run)] = ran.get(id(run), 0) + us
-            runs[id(run)] = run
-        # A short request runs in one batch only, so the NAMED longest short batches are enough. A long prompt can run
-        # in several batches, whose times add up.
-        shorts = [at for at, run in runs.items() if run.cls == SHORT]
-        longest = nlargest(NAMED, shorts, key=ran.__getitem__)
-        more = sum(len(runs[at].rids) for at in shorts) - sum(len(runs[at].rids) for at in longest)
-        times: dict[str, int] = {}
-        tokens: dict[str, int] = {}
-        for at in (*longest, *(at for at, run in runs.items() if run.cls == LONG)):
-            run, us = runs[at], ran[at]
+        found = merged(-math.inf, math.inf, [], [Others(self._others, {}, 0), *self._stretches])
+        times = {rid: us for rid, (us, _) in found.longs.items()}
+        tokens = {rid: new for rid, (_, new) in found.longs.items()}
+        for run, us in found.runs:
             for rid, new in zip(run.rids, run.tokens, strict=True):
                 times[rid] = times.get(rid, 0) + us
                 tokens[rid] = tokens.get(rid, 0) + new
         times.pop(self._m.rid, None)
         first = nlargest(NAMED, times.items(), key=itemgetter(1))
         behind = tuple([Behind(rid=rid, tokens=tokens[rid], ms=us / 1e3) for rid, us in first])
+        more = found.more + sum([run.more for run, _ in found.runs])
         return Account(dict(self._causes), behind, len(times) - len(behind) + more)
+
+
+def _union(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """Return the begins and the ends of the periods that these batches cover."""
+    begins: list[float] = []
+    ends: list[float] = []
+    for run in sorted(runs, key=lambda run: run.begin_us):
+        end = math.inf if run.end_us is None else run.end_us
+        if ends and run.begin_us <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(run.begin_us)
+            ends.append(end)
+    return begins, ends
 
 
 @cache

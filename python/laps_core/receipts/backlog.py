@@ -38,7 +38,7 @@ class _Rates:
     """Amounts that arrive per second, averaged over about REMEMBERED_S."""
 
     def __init__(self, kinds: int, now: float) -> None:
-        self._sums = [0.0] * kinds
+        self.sums = [0.0] * kinds
         """Sums of each kind; their decay since ``_base_s`` is applied when they are read."""
         self._begun_s = self._base_s = now
 
@@ -47,20 +47,15 @@ class _Rates:
         grown = (now - self._base_s) / REMEMBERED_S
         if grown > _REBASED:
             faded = math.exp(-grown)
-            self._sums = [x * faded for x in self._sums]
+            self.sums = [x * faded for x in self.sums]
             self._base_s, grown = now, 0.0
-        self._sums[kind] += amount * math.exp(grown)
+        self.sums[kind] += amount * math.exp(grown)
 
     def factor(self, now: float) -> float:
         """Return the factor that converts ``sums`` to rates at `now`."""
         # Soon after the start, a sum has not had the time to reach its full height.
         grown = 1.0 - math.exp(-max(now - self._begun_s, 1.0) / REMEMBERED_S)
         return math.exp(-min((now - self._base_s) / REMEMBERED_S, _GONE)) / (REMEMBERED_S * grown)
-
-    @property
-    def sums(self) -> list[float]:
-        """Sums of each kind."""
-        return self._sums
 
 
 class _Entry(NamedTuple):

@@ -73,7 +73,6 @@ class Calibration:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[Hashable, ...], _Outcomes] = {}
-        self._kept: dict[tuple[Hashable, ...], Factors] = {}
 
     def observe(self, family: Hashable, kind: Hashable, predicted_s: float, measured_s: float, side: Side) -> None:
         """Add an outcome (seconds). Ignores times that are not positive or not finite."""
@@ -82,17 +81,13 @@ class Calibration:
         log_ratio = math.log(measured_s / predicted_s)
         for key in ((family,), (family, kind)):
             self._kinds.setdefault(key, _Outcomes()).add(log_ratio, side)
-            self._kept.pop(key, None)
 
     def factors(self, family: Hashable, kind: Hashable) -> Factors:
         """Return the factors for a prediction of this kind."""
         for key in ((family, kind), (family,)):
             known = self._kinds.get(key)
             if known is not None and len(known.last) >= FEWEST:
-                found = self._kept.get(key)
-                if found is None:
-                    found = self._kept[key] = known.factors()
-                return found
+                return known.factors()
         return START
 
 

@@ -6,8 +6,9 @@ import msgspec
 from msgspec.structs import replace
 
 from laps_core.length import CLASSES, ClassName
-from laps_core.receipts.ledger import Hold, Ledger, Run
+from laps_core.receipts.ledger import Ledger
 from laps_core.receipts.recent import Entry, Recent
+from laps_core.receipts.run import Hold, Run
 
 
 class Extract(msgspec.Struct, frozen=True, kw_only=True):

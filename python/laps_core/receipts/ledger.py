@@ -3,20 +3,17 @@ class of waiting requests. Times are whole microseconds of one clock."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import msgspec
 
 from laps_core.length import CLASSES, ClassName
+from laps_core.receipts.blocks import DETAIL, SIZE, Blocks, Stretch
 from laps_core.receipts.receipt import Cause
+from laps_core.receipts.run import FREE, Hold, Run
 
 MOST = 100_000
 """Most pieces, and most changes of causes, that are remembered."""
-LATE = 2.0
-"""A step is marked as late if it took at least this many times its predicted time."""
 
 
 def whole_us(seconds: float) -> int:
@@ -24,54 +21,12 @@ def whole_us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-class Run(msgspec.Struct, gc=False, kw_only=True):
-    """A batch or a decode step on the device."""
-
-    cls: ClassName | None = None
-    """None: a decode step."""
-    rids: tuple[str, ...] = ()
-    tokens: tuple[int, ...] = ()
-    """New tokens of each request."""
-    cut: str | None = None
-    """Request ID of the prompt that has more chunks after this batch."""
-    streams: int = 0
-    """Streams that a decode step serves, or that have a row in a batch."""
-    depth: int = 0
-    """Number of batches that are paused while this batch runs."""
-    layers: int = 0
-    """Layers of a slice; 0 = the batch runs whole."""
-    predicted_us: int | None = None
-    """None: the latency model is not fitted."""
-    begin_us: int
-    end_us: int | None = None
-    """None: not ended yet."""
-    own_us: int = 0
-    """Device time, without that of batches in its pauses."""
-
-    @property
-    def late(self) -> bool:
-        """True if the batch took at least LATE times its predicted time."""
-        return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
-
-
-class Hold(NamedTuple):
-    """Cause that holds a class back, from `since_us` on."""
-
-    since_us: int
-    cause: Cause | None
-    """None: the class is not held back, or no request of the class waits."""
-    waits: bool
-    """True if a request of the class waits."""
-
-
-FREE = Hold(0, None, False)
-
-
 class Ledger:
     """Last pieces of the device's time, and last changes of the cause that holds each class back."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, most: int = MOST, block: int = SIZE) -> None:
+        """`block`: pieces of a block."""
+        self._most, self._blocks = most, Blocks(block)
         self._begins, self._ends, self._runs = array("q"), array("q"), list[Run]()
         self._open: list[Run] = []
         self._held: dict[ClassName, list[Hold]] = {cls: [FREE] for cls in CLASSES}
@@ -99,6 +54,7 @@ class Ledger:
         run.begin_us, run.end_us = begin_us, max(begin_us, end_us)
         inner = list(zip(begins[first:], ends[first:], runs[first:], strict=True))
         del begins[first:], ends[first:], runs[first:]
+        self._blocks.keep(first)
         at = begin_us
         for begin, end, other in inner:
             if begin > at:
@@ -107,18 +63,34 @@ class Ledger:
             at = max(at, end)
         if end_us > at:
             self._add(at, end_us, run)
-        run.own_us += sum(end - begin for begin, end, of in self._last(first) if of is run)
-        if len(runs) > self._most + self._most // 4:
-            kept = len(runs) - self._most
-            del begins[:kept], ends[:kept], runs[:kept]
+        last = zip(begins[first:], ends[first:], runs[first:], strict=True)
+        run.own_us += sum(end - begin for begin, end, of in last if of is run)
+        if (over := len(runs) - self._most) > self._most // 50:
+            blocks = -(-over // self._blocks.size)
+            self._blocks.forget(blocks)
+            over = blocks * self._blocks.size
+            del begins[:over], ends[:over], runs[:over]
+            for known in self._held.values():
+                # What held a class back before the pieces that are left matters no more.
+                del known[1 : max(1, bisect_right(known, begins[0], key=lambda hold: hold.since_us) - 1)]
+        self._add_blocks()
+
+    def _add_blocks(self) -> None:
+        """Add blocks of pieces that no batch on the device can change, and of those older than DETAIL in any case."""
+        blocks, ends = self._blocks, self._ends
+        while (end := blocks.count + blocks.size) < len(ends):
+            open_us = min((run.begin_us for run in self._open), default=math.inf)
+            if ends[end - 1] > open_us and len(ends) - end < DETAIL:
+                return
+            first, end_us = end - blocks.size, ends[end - 1]
+            begin_us = ends[first - 1] if first else self._begins[0]
+            held = {cls: self.holds_between(cls, begin_us, end_us) for cls in CLASSES}
+            blocks.add(self.pieces(begin_us, end_us), held)
 
     def _add(self, begin_us: int, end_us: int, run: Run) -> None:
         self._begins.append(begin_us)
         self._ends.append(end_us)
         self._runs.append(run)
-
-    def _last(self, first: int) -> Iterator[tuple[int, int, Run]]:
-        return zip(self._begins[first:], self._ends[first:], self._runs[first:], strict=True)
 
     def record_hold(self, now_us: int, cls: ClassName, cause: Cause | None, *, waits: bool) -> None:
         """Record the cause that holds back a class from now on. An unchanged cause takes no memory."""
@@ -126,7 +98,7 @@ class Ledger:
         if (known[-1].cause, known[-1].waits) == (cause, waits):
             return
         known.append(Hold(max(now_us, known[-1].since_us), cause, waits))
-        if len(known) > self._most + self._most // 4:
+        if len(known) > self._most + self._most // 50:
             del known[: len(known) - self._most]
 
     # -- queries
@@ -169,6 +141,10 @@ class Ledger:
         if begin_us < end_us:
             found.append((begin_us, end_us, None))
         return found[::-1]
+
+    def stretch(self, cls: ClassName, begin_us: int, end_us: int) -> Stretch | None:
+        """Return the sums of most of a long period, with what held back this class; None if the period is short."""
+        return self._blocks.between(cls, begin_us, end_us)
 
     def holds_between(self, cls: ClassName, begin_us: int, end_us: int) -> list[Hold]:
         """Return the causes that held a class back in a period. The first entry can be older than the period."""

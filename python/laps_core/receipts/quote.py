@@ -9,7 +9,7 @@ import msgspec
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.fairness import SAVED
+from laps_core.policy.fairness import SAVED, stretch
 from laps_core.receipts.backlog import size_of, work_s
 from laps_core.receipts.calibration import START, Factors
 
@@ -188,7 +188,8 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
     full_s = model.linear * state.short_batch + state.short_batch * model.per_request / 16 + model.fixed
     short_s = max(state.longest_short_s, full_s)
     rest_s = SAVED * state.gap_s + short_s if state.runs else short_s
-    return state.left_s + long_s * (state.gap_s + rest_s) / state.gap_s + rest_s + (SAVED - 1) * short_s
+    stretched_s = long_s * stretch(state.gap_s, short_s, deadlines=state.runs)
+    return state.left_s + stretched_s + rest_s + (SAVED - 1) * short_s
 
 
 def factors_of(state: QuoteState, cls: ClassName, kind: int) -> Factors:

@@ -84,7 +84,7 @@ class Quoter:
         smooth = 1.0 if self._before_s is None else _SMOOTH
         self._before_s = (self._before_s or 0.0) + smooth * (waited_s - (self._before_s or 0.0))
         found = predict(state, new, cached, cls)
-        self._put(key, cls, new, cached)
+        self.update_waiting(key, cls, new, cached)
         self.backlog.count_arrival(now, cls, work_s(state.model, new, cached, state.chunk), new + cached)
         factors = self.calibration.factors(cls, found.kind)
         bound = bound_s(state, new, cached) if cls == LONG else None
@@ -95,18 +95,21 @@ class Quoter:
 
     def update_waiting(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
         """Set the part of a request that waits: `new` tokens, after `cached` tokens."""
-        self._put(key, cls, new, cached)
+        model = self._pacer.model.coefficients
+        if model is not None:
+            self.backlog.set_waiting(key, cls, work_s(model, new, cached, self._pacer.sizes.budget), new)
 
     def record_launch(self, key: Hashable, left: int, cached: int) -> None:
         """Record that a part of a request goes to the device: `left` new tokens still wait, after `cached` tokens."""
         if left > 0:
-            self._put(key, LONG, left, cached)
+            self.update_waiting(key, LONG, left, cached)
         else:
             self.backlog.remove(key)
 
     def record_batch(self, cls: ClassName, seconds: float) -> None:
         """Record that a batch had the device for `seconds`."""
-        if cls == SHORT:
+        # The first batches may compile kernels.
+        if cls == SHORT and self._pacer.model.fitted:
             self._longest_short_s = max(self._longest_short_s, seconds)
 
     def record_outcome(self, now: float, quoted: Quoted) -> Side:
@@ -165,8 +168,3 @@ class Quoter:
     def _factors(self) -> tuple[tuple[ClassName, int, float, float, float], ...]:
         every = ((cls, kind) for cls in CLASSES for kind in (*range(KINDS), -1))
         return tuple((cls, kind, *self.calibration.factors(cls, kind)) for cls, kind in every)
-
-    def _put(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
-        model = self._pacer.model.coefficients
-        if model is not None:
-            self.backlog.set_waiting(key, cls, work_s(model, new, cached, self._pacer.sizes.budget), new)

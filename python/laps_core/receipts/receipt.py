@@ -16,6 +16,8 @@ RECEIPT_HEADER = "x-laps-receipt"
 """Header: if a client sends 1, the answer has the receipt in a header of the same name, as JSON."""
 META_KEY = "laps_receipt"
 """Key of the receipt in the answer's ``meta_info``."""
+LONGEST_ID = 128
+"""Most characters of a request's id in receipts. Clients choose ids, and thousands are kept."""
 
 Cause = Literal[
     "tokenizing",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from itertools import takewhile
 
 import msgspec
 
 from laps_core.length import ClassName
+from laps_core.receipts.receipt import LONGEST_ID
 
 MOST = 10_000
 """Requests that are remembered."""
@@ -66,18 +67,12 @@ class Recent:
 
     def since(self, begin_us: int) -> list[Entry]:
         """Return requests that ended at `begin_us` or later, the oldest first."""
-        return list(self._since(begin_us))[::-1]
-
-    def _since(self, begin_us: int) -> Iterator[Entry]:
-        for entry in reversed(self._entries):
-            if entry.end_us < begin_us:
-                return
-            yield entry
+        return list(takewhile(lambda entry: entry.end_us >= begin_us, reversed(self._entries)))[::-1]
 
     def find(self, query: Query, now_us: int) -> list[Entry]:
         """Return the requests that `query` selects."""
         if query.rid is not None:
-            known = self._by_rid.get(query.rid)
+            known = self._by_rid.get(query.rid[:LONGEST_ID])
             return [] if known is None else [known]
         found = list(self._entries) if query.seconds is None else self.since(now_us - round(query.seconds * 1e6))
         if query.cls is not None:

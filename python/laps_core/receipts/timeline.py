@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from laps_core.length import CLASSES, ClassName
 from laps_core.receipts.extract import Extract
-from laps_core.receipts.ledger import Hold, Run
+from laps_core.receipts.run import Hold, Run
 
 DEVICE = 1
 """Lane of the device; the lanes of the classes that are held back follow."""
@@ -75,8 +76,8 @@ def _run(run: Run, begin: int, end: int) -> Iterator[Event]:
     what = run.cls or "decode step"
     args: dict[str, Any] = {
         "requests": list(run.rids[:NAMED]),
-        "request_count": len(run.rids),
-        "new_tokens": sum(run.tokens),
+        "request_count": run.request_count,
+        "new_tokens": run.new_tokens,
         "predicted_ms": None if run.predicted_us is None else run.predicted_us / 1e3,
         "measured_ms": None if run.end_us is None else run.own_us / 1e3,
         "preempts": run.depth > 0,
@@ -85,7 +86,7 @@ def _run(run: Run, begin: int, end: int) -> Iterator[Event]:
     args.update({} if run.cut is None else {"goes_on": run.cut})
     args.update({"streams": run.streams} if run.streams else {})
     args.update({"layers_per_slice": run.layers} if run.layers else {})
-    size = f"{run.streams} streams" if run.cls is None else f"{len(run.rids)} x, {sum(run.tokens)} tokens"
+    size = f"{run.streams} streams" if run.cls is None else f"{run.request_count} x, {run.new_tokens} tokens"
     yield _complete(DEVICE, f"{what}: {size}", begin, end, **args)
     if run.late:
         late = {"predicted_ms": args["predicted_ms"], "measured_ms": args["measured_ms"]}
@@ -102,12 +103,7 @@ def _idle(x: Extract, begin: int, end: int) -> Iterator[Event]:
 
 
 def _at(held: Sequence[Hold], at_us: int) -> Hold:
-    found = held[0]
-    for h in held:
-        if h.since_us > at_us:
-            break
-        found = h
-    return found
+    return held[max(0, bisect_right(held, at_us, key=lambda h: h.since_us) - 1)]
 
 
 # -- waiting requests

@@ -182,8 +182,8 @@ def hindsight(a: Answer) -> Table:
     rows = []
     for figure, (rival, change) in a.changes.items():
         interval = str(change.ratios[figure]) if figure in COMPARED and figure in change.ratios else ""
-        ratio = a.laps.value(figure) / rival.value(figure) if rival.value(figure) else float("nan")
-        rows.append([figure, rival.serving.name, f"{ratio:.2f}", interval])
+        ratio = a.laps.value(figure) / rival.value(figure) if rival.value(figure) > 0.0 else None
+        rows.append([figure, rival.serving.name, "-" if ratio is None else f"{ratio:.2f}", interval])
     note = (
         "The best of stock in hindsight, in each figure another: of the settings whose P99 between tokens is no longer "
         f"than that of LAPS. Below 1 LAPS is faster; of {' and '.join(MORE)} above 1 is better. In brackets the 95% "
@@ -224,7 +224,7 @@ def verdict(a: Answer) -> list[str]:
     return [
         f"LAPS is recommended: {told}."
         if a.recommended
-        else f"Stock {most[0].name} is as good or better: LAPS is not recommended for this. LAPS: {told}.",
+        else f"At this rate LAPS is not shown to be better than stock {most[0].name}: not recommended. LAPS: {told}.",
         f"Start each server with: {(Serving(LAPS) if a.recommended else most[0]).flags()}",
         _question(a),
         served,
@@ -287,7 +287,7 @@ def as_dict(a: Answer) -> dict[str, Any]:
                 **change.as_dict(),
             }
             for figure, (rival, change) in a.changes.items()
-            if rival.value(figure)
+            if rival.value(figure) > 0.0
         },
         "highest_rates": {
             "devices": a.devices,

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from tqdm import tqdm
-
 from laps_plan import asking, profile
 from laps_plan.plan import colocated, page, whole, words
 from laps_plan.plan.answer import answer, total
@@ -141,11 +139,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = made.parse_args(argv)
     if args.replay is not None:
         return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
-    if find_spec("matplotlib") is None:  # a server's environment lacks matplotlib
-        print("laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
+    # A server's environment lacks some of these.
+    missing = next((name for name in ("matplotlib", "tabulate", "tqdm") if find_spec(name) is None), None)
+    if missing is not None:
+        print(f"laps-plan: {missing} is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
         return 2
-    if args.colocated:
-        return _colocated(args)
+    try:
+        return _colocated(args) if args.colocated else _prefill(args)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _prefill(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     try:
         short_s, long_s = args.ttft_ms
         device = Profile.load(args.profile)
@@ -153,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         question = Question(device, args.servers, short_s, long_s, args.chunk)
         trials = _trials(_read(args), question, args)
         out: Path = args.out
-        out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as e:
+        _create(out, ("index.html", "plan.json"))
+    except (ValueError, OSError, SystemExit) as e:
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
     with tqdm(total=total(trials), unit=" requests", unit_scale=True, disable=None) as bar:
@@ -165,14 +172,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         trials.tell = tell
         found = answer(trials)
         tell(max(0, int(bar.total or 0) - bar.n))
-    (out / "index.html").write_text(page.page(found))
-    (out / "plan.json").write_text(page.as_json(found))
+    (out / "index.html").write_text(page.page(found), encoding="utf-8")
+    (out / "plan.json").write_text(page.as_json(found), encoding="utf-8")
     print(words.text(found), end="")
     print(f"\nPage and JSON: {out / 'index.html'}, {out / 'plan.json'}")
     return 0
 
 
 def _colocated(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     try:
         short_s, long_s = args.ttft_ms
         device = Profile.load(args.profile)
@@ -188,8 +197,8 @@ def _colocated(args: argparse.Namespace) -> int:
             given = given.at_rate(rate or load * trials.capacity * question.servers)
             trials = whole.Trials(question, given, args.seed)
         out: Path = args.out
-        out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as e:
+        _create(out, ("plan.json",))
+    except (ValueError, OSError, SystemExit) as e:
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
     with tqdm(unit=" simulations", disable=None) as bar:
@@ -204,6 +213,13 @@ def _colocated(args: argparse.Namespace) -> int:
     print(colocated.text(found), end="")
     print(f"\nJSON: {out / 'plan.json'}")
     return 0
+
+
+def _create(out: Path, names: Sequence[str]) -> None:
+    """Create the files where missing. Raises OSError before the simulation, not after it, if one cannot be written."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (out / name).open("a").close()
 
 
 def _read(args: argparse.Namespace) -> Traffic:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,9 +52,9 @@ class Sample:
         return Sample(self.at[mask], self.ttft[mask], self.new[mask], self.lone[mask])
 
     def parts(self, n: int) -> list[Sample]:
-        """Return the sample cut into ``n`` parts, at the same times for every policy."""
-        edges = [*np.linspace(self.at[0], self.at[-1], n + 1)[:-1].tolist(), math.inf]
-        return [self.since(a, b) for a, b in pairwise(edges)]
+        """Return the sample cut into ``n`` parts of as many requests, the same requests for every policy."""
+        parts = np.array_split(np.lexsort((self.new, self.at)), n)
+        return [Sample(self.at[part], self.ttft[part], self.new[part], self.lone[part]) for part in parts]
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Figures:
 
     requests: int
     in_time: float
-    """Share of all requests that are in time (0..1)."""
+    """Share of all requests that are in time (0..1); NaN without requests."""
     mean_s: float
     slowdown: float
     """Mean ratio of TTFT to TTFT alone."""
@@ -76,7 +75,7 @@ class Figures:
     def of(cls, sample: Sample, question: Question) -> Figures:
         """Return the figures of ``sample`` with the objectives of ``question``."""
         if not len(sample.ttft):
-            return cls(0, 0.0, math.nan, math.nan, {}, {})
+            return cls(0, math.nan, math.nan, math.nan, {}, {})
         short = sample.new <= THRESHOLD
         in_time = sample.ttft <= np.where(short, question.short_s, question.long_s)
         return cls(

@@ -31,6 +31,8 @@ WHOLE_S, SEARCH_S = 12.0, 1.0
 """Approximate time for simulations of LAPS on the whole traffic, and on all stretches (seconds)."""
 REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Approximate time to simulate a request, and each slice of a long request (seconds)."""
+LEAST = 20
+"""Minimum requests of the whole traffic that can be simulated in WHOLE_S."""
 WARM = 0.1
 """First share of a stretch, which is not counted because the servers start idle."""
 TICK = 500
@@ -92,15 +94,18 @@ class Trials:
     _each_s: float = 0.0
 
     def __post_init__(self) -> None:
+        profile = self.question.profile
         long = [job for job in self.traffic.jobs if job.kind == LONG]
         new, cached = np.array([j.new for j in long]), np.array([j.cached for j in long])
-        slices = float(np.sum(lone_s(self.question.profile, new, cached, None))) / SLICE_S
+        slices = float(np.sum(lone_s(profile, new, cached, None))) / SLICE_S
         self._each_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
+        if self._affordable(WHOLE_S) < LEAST:
+            most = max(job.new for job in self.traffic.jobs)
+            raise ValueError(f"prompts of up to {most:,} tokens take too long to simulate on {profile.name}")
         self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
         # If all requests arrive at once, stock fcfs runs only full chunks: no other order does more.
         waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
         jobs = [replace(job, at_s=0.0, after=None, continues_stream=False) for job in waiting]
-        profile = self.question.profile
         outcome = run(VARIANTS["fcfs"], Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
         self.capacity = len(jobs) / outcome.seconds
 

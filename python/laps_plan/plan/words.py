@@ -42,7 +42,7 @@ def verdict(a: Answer) -> list[str]:
     if a.advice.recommended:
         said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {ratios_text(a)}."]
     else:
-        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {ratios_text(a)}."]
+        said = [f"LAPS is not shown to be better than stock {best.name}: not recommended. LAPS: {ratios_text(a)}."]
     said.append(f"Start each prefill server with: {a.advice.setup.flags()}")
     if a.advice.setup.pools:
         said.append("Start the router with: --enable-laps-alloc")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 import msgspec
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.quote import QuoteState
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, Cause, Receipt, Receipts
 
-from laps_plan.asking import request_to
+from laps_plan import asking
 from laps_plan.traffic.recording import Head, Recorded, Recording
 
 TIMEOUT_S = 30.0
@@ -75,11 +72,8 @@ def _sum(receipt: Receipt, causes: Collection[Cause]) -> float | None:
 
 
 def _get(url: str, route: str, kind: Any) -> Any:
-    asked = request_to(url, route)
+    body = asking.get(url, route, TIMEOUT_S)
     try:
-        with urlopen(asked, timeout=TIMEOUT_S) as r:
-            return msgspec.json.decode(r.read(), type=kind)
-    except HTTPError as e:
-        raise ValueError(f"{asked.full_url}: {e.code}, {e.reason}") from None
-    except (URLError, OSError, HTTPException, msgspec.MsgspecError) as e:
-        raise ValueError(f"{asked.full_url}: {e}") from None
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as e:
+        raise ValueError(f"{url.rstrip('/')}/{route}: {e}") from None

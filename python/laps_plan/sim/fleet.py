@@ -121,10 +121,10 @@ class Pooled(Plain):
             instance.outlook.parks = pacer is not None
             instance.outlook.own_model = pacer and pacer.model.coefficients
             instance.set_cache_size(MEMORY)
-        self._controller = controller(config.pressure, self.now)
+        self._controller = controller(config, self.now)
         self._busy_splits = [BusySplit() for _ in servers]
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
-        self._sample_s = config.pressure.sample_s
+        self._sample_s = config.sample_s
         self._events = events
         events.at(self._sample_s, self._beat, None)
 

@@ -8,7 +8,7 @@ import random
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -19,7 +19,7 @@ from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import wrap_conversations
 
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=4_000_000)]
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 
 
@@ -93,17 +93,21 @@ def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
 def _azure(lines: Iterable[str]) -> Iterator[Row]:
     for n, row in _csv(lines, _Azure):
         try:
-            when = datetime.fromisoformat(row.when).timestamp()
+            when = datetime.fromisoformat(row.when)
         except ValueError:
             raise ValueError(f"line {n}: TIMESTAMP {row.when!r} is no time") from None
-        yield (when, row.tokens, 0, [], row.output)
+        # Without a zone the time is UTC: in a local zone the end of summer time would repeat an hour.
+        at_s = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        yield (at_s, row.tokens, 0, [], row.output)
 
 
 def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
     reader = csv.DictReader(lines)
     for row in reader:
         try:
-            # An empty cell counts as a missing cell.
+            # An empty cell counts as a missing cell, but a request without a time among others with times has no place.
+            if row.get("arrival_ms") == "":
+                raise ValueError(f"line {reader.line_num}: arrival_ms is empty")
             yield reader.line_num, msgspec.convert({k: v for k, v in row.items() if k and v}, kind, strict=False)
         except msgspec.ValidationError as e:
             raise ValueError(f"line {reader.line_num}: {e}") from None
@@ -117,7 +121,7 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
                 continue
             try:
                 row = decode(line)
-            except (msgspec.MsgspecError, UnicodeError) as e:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
                 raise ValueError(f"line {n}: {e}") from None
             yield (row.timestamp * unit_s, row.input_length, 0, row.hash_ids, row.output_length)
 
@@ -160,7 +164,7 @@ def kind_of(first: str) -> str:
         try:
             found = msgspec.json.decode(first)
             keys = set(found)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, RecursionError) as e:
             raise ValueError(f"line 1: {e}") from None
         if {"timestamp", "input_length"} <= keys:
             return "bailian" if "chat_id" in keys else "mooncake"
@@ -219,8 +223,8 @@ def _opened(path: Path) -> IO[str]:
     with path.open("rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     if packed:
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _prefixes(block: int) -> Callable[[list[int | str]], int]:

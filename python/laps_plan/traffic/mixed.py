@@ -6,13 +6,11 @@ import itertools
 import random
 import re
 from collections.abc import Callable
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from laps_core.protocol import STATUS_ROUTE, read_status
 from laps_core.protocol import Lengths as Counted
 
-from laps_plan.asking import request_to
+from laps_plan import asking
 from laps_plan.traffic.given import Lengths
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, uniform
 
@@ -83,12 +81,11 @@ def ask(url: str, timeout_s: float = 10.0) -> tuple[Lengths, float, int]:
 
     Raises ValueError (one line) if the server reports no lengths.
     """
-    asked = request_to(url, STATUS_ROUTE)
-    whole = asked.full_url
+    whole = f"{url.rstrip('/')}/{STATUS_ROUTE}"
+    body = asking.get(url, STATUS_ROUTE, timeout_s)
     try:
-        with urlopen(asked, timeout=timeout_s) as reply:
-            status = read_status(reply.read())
-    except (URLError, OSError, ValueError) as e:
+        status = read_status(body)
+    except ValueError as e:
         raise ValueError(f"{whole}: {e}") from None
     if status.lengths is None:
         raise ValueError(f"{whole} reports no lengths: LAPS is off, or an older release")

@@ -76,7 +76,7 @@ def lines_of(lines: Iterable[str]) -> tuple[Head, list[Recorded]]:
                 head = msgspec.json.decode(line, type=Head)
             else:
                 found.append(msgspec.json.decode(line, type=Recorded))
-        except (msgspec.MsgspecError, UnicodeError) as e:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
             raise ValueError(f"line {n}: {e}") from None
     if head is None or head.kind != KIND:
         raise ValueError(f"line 1: not a {KIND}")
@@ -86,7 +86,7 @@ def lines_of(lines: Iterable[str]) -> tuple[Head, list[Recorded]]:
 def read(path: Path) -> Recording:
     """Return the recording that ``Recording.save`` wrote. Raises ValueError or OSError (one line, with the file)."""
     try:
-        with path.open(encoding="utf-8") as f:
+        with path.open(encoding="utf-8-sig") as f:
             return Recording(*lines_of(f))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None

@@ -20,13 +20,12 @@ from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_s
 from sglang.srt.utils import get_cuda_graph_max_batch_size
 
 from sglang_laps.graphs.front import PrefillFront
+from sglang_laps.slices import ROWS_APART
 
 logger = logging.getLogger(__name__)
 
 REPEATS = 9
 """Forward passes of each path for each row count; the first warms up, the median of the others counts."""
-WEIGHT_ONLY = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
-"""Quantizations that leave activations alone. With a scale over all rows, padded rows would change the real rows."""
 
 
 def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]) -> PrefillFront | str:
@@ -95,7 +94,7 @@ def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | No
         (not runner.spec_algorithm.is_none(), "speculative decoding"),
         (runner.lora_manager is not None, "LoRA"),
         (not runner.is_generation, "a model that does not generate"),
-        (runner.model_config.quantization not in WEIGHT_ONLY, "quantized activations"),
+        (runner.model_config.quantization not in ROWS_APART, "quantized activations"),
         (runner.model_config.is_encoder_decoder or runner.model_config.is_multimodal, "more than one modality"),
         (get_exec().overlap.enable_two_batch_overlap, "two-batch overlap"),
         (get_disagg().enable_pdmux, "PD multiplexing"),

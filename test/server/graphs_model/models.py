@@ -49,12 +49,12 @@ def graphs(runner: Any, **knobs: Any) -> Iterator[Any]:
             setattr(owner, name, value)
 
 
-def ids(rng: random.Random, count: int) -> list[int]:
+def random_ids(rng: random.Random, count: int) -> list[int]:
     # Token 0 is what padded rows carry; some tests poison it.
     return [rng.randrange(1, VOCABULARY) for _ in range(count)]
 
 
-def continued(req: Any, ids: Sequence[int]) -> Any:
+def extend_request(req: Any, ids: Sequence[int]) -> Any:
     """Return the same request with ``ids`` after its cached tokens."""
     req.prefix_len = len(req.full_untruncated_fill_ids)
     req.full_untruncated_fill_ids.extend(ids)
@@ -75,7 +75,7 @@ def make_noise(model: Any, seed: int) -> None:
 
 
 @dataclass
-class Turn:
+class PrefillResult:
     """Result of one prefill of a batch. ``logits``: (requests, vocabulary), float32 on the CPU."""
 
     tokens: list[int]
@@ -83,7 +83,7 @@ class Turn:
     graph: bool
 
 
-def prefill(runner: Any, reqs: list[Any]) -> Turn:
+def prefill(runner: Any, reqs: list[Any]) -> PrefillResult:
     """Run ``reqs`` as one prefill batch."""
     import torch
 
@@ -93,10 +93,12 @@ def prefill(runner: Any, reqs: list[Any]) -> Turn:
         batch = rig.forward_batch(runner, reqs)
         output = runner.forward(batch)
         tokens = runner.sample(output.logits_output, batch)
-    return Turn(tokens.tolist(), output.logits_output.next_token_logits.float().cpu(), bool(output.can_run_graph))
+    return PrefillResult(
+        tokens.tolist(), output.logits_output.next_token_logits.float().cpu(), bool(output.can_run_graph)
+    )
 
 
-def kv_of(runner: Any, req: Any) -> list[Any]:
+def read_kv(runner: Any, req: Any) -> list[Any]:
     """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
     slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
     pool = runner.token_to_kv_pool
@@ -120,15 +122,17 @@ def serve(runner: Any, path: Any, news: list[list[int]], olds: list[list[int]] |
         runner.prefill_cuda_graph_runner = runner.eager_runner
         if cached := [r for r, old in zip(first, olds, strict=True) if old]:
             prefill(runner, cached)
-        reqs = [continued(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
+        reqs = [extend_request(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
         runner.prefill_cuda_graph_runner = path
         turn = prefill(runner, reqs)
     finally:
         runner.prefill_cuda_graph_runner = held
-    return turn, [kv_of(runner, r) for r in reqs]
+    return turn, [read_kv(runner, r) for r in reqs]
 
 
-def compare(runner: Any, front: Any, news: list[list[int]], olds: list[list[int]] | None, cuda: bool) -> int:
+def require_equal_results(
+    runner: Any, front: Any, news: list[list[int]], olds: list[list[int]] | None, cuda: bool
+) -> int:
     """Serve by the stock path and by the front, and hold them against each other. Returns the replays."""
     import torch
 
@@ -150,7 +154,7 @@ def compare(runner: Any, front: Any, news: list[list[int]], olds: list[list[int]
 
 
 @contextmanager
-def poison(runner: Any) -> Iterator[None]:
+def poison_padding(runner: Any) -> Iterator[None]:
     """NaN wherever only padded rows look: token 0 and the KV sink."""
     import torch
 

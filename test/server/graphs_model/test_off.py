@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .models import graphs, ids, serve
+from .models import graphs, random_ids, serve
 
 
 def off(runner: Any, caplog: pytest.LogCaptureFixture, **knobs: Any) -> str:
@@ -23,7 +23,7 @@ def off(runner: Any, caplog: pytest.LogCaptureFixture, **knobs: Any) -> str:
     return str(reason)
 
 
-def test_an_attention_backend_that_was_not_tried(
+def test_graphs_are_off_for_unsupported_attention_backend(
     runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sglang_laps import graphs as product
@@ -32,7 +32,7 @@ def test_an_attention_backend_that_was_not_tried(
     assert f"{type(runner.attn_backend).__name__} is not one of SomeOther" in off(runner, caplog)
 
 
-def test_a_device_without_graphs(
+def test_graphs_are_off_for_device_without_capture(
     runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sglang_laps import graphs as product
@@ -41,7 +41,7 @@ def test_a_device_without_graphs(
     assert off(runner, caplog) == f"device {runner.device} has no graph capture"
 
 
-def test_a_user_who_chose_full_graphs_has_them(
+def test_graphs_are_off_if_user_selects_full_backend(
     runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sglang.srt.runtime_context import get_exec
@@ -50,11 +50,11 @@ def test_a_user_who_chose_full_graphs_has_them(
     assert "backend 'full'" in off(runner, caplog)
 
 
-def test_flags_that_leave_no_row_count(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_graphs_are_off_if_flags_leave_no_row_count(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert "no row count" in off(runner, caplog, graph_lengths=[1 << 20])
 
 
-def test_a_failed_capture_leaves_the_server_as_it_was(
+def test_failed_capture_restores_stock_path(
     runner: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import torch
@@ -70,4 +70,4 @@ def test_a_failed_capture_leaves_the_server_as_it_was(
 
     monkeypatch.setattr(FullCudaGraphBackend, "capture_one", fails)
     assert off(runner, caplog, graph_lengths=[8, 16], graph_batches=[1]) == "OutOfMemoryError: no memory left"
-    serve(runner, runner.stock_path, [ids(random.Random(9), 9)])
+    serve(runner, runner.stock_path, [random_ids(random.Random(9), 9)])

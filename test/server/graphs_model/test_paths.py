@@ -7,41 +7,41 @@ from typing import Any
 
 import pytest
 
-from .models import compare, graphs, ids, prefill, serve
+from .models import graphs, prefill, random_ids, require_equal_results, serve
 
 
-def test_what_l_and_b_do_not_admit_goes_the_stock_way(runner: Any, always: Any, cuda: bool) -> None:
+def test_batch_beyond_length_or_size_limit_uses_stock_path(runner: Any, always: Any, cuda: bool) -> None:
     rng = random.Random(6)
     before = always.status()["batches"]
     for lens in ([129], [2] * 17):
-        assert compare(runner, always, [ids(rng, n) for n in lens], None, cuda) == 0
+        assert require_equal_results(runner, always, [random_ids(rng, n) for n in lens], None, cuda) == 0
     assert always.status()["batches"] == before
 
 
-def test_what_no_graph_holds_goes_the_stock_way_and_is_counted(runner: Any, always: Any, cuda: bool) -> None:
+def test_batch_without_graph_uses_stock_path_and_is_counted(runner: Any, always: Any, cuda: bool) -> None:
     rng = random.Random(7)
     before = always.status()["why"].get("no-graph", 0)
     for lens in ([3], [100, 100]):
-        assert compare(runner, always, [ids(rng, n) for n in lens], None, cuda) == 0
+        assert require_equal_results(runner, always, [random_ids(rng, n) for n in lens], None, cuda) == 0
     assert always.status()["why"]["no-graph"] == before + 2
 
 
-def test_what_the_runner_refuses_goes_the_stock_way_and_is_counted(runner: Any, always: Any, cuda: bool) -> None:
+def test_refused_batch_uses_stock_path_and_is_counted(runner: Any, always: Any, cuda: bool) -> None:
     if cuda:
         pytest.skip("the tape's attention has a longest sequence, FlashAttention none")
     rng = random.Random(8)
-    assert compare(runner, always, [ids(rng, 20)], [ids(rng, 600)], cuda) == 0
+    assert require_equal_results(runner, always, [random_ids(rng, 20)], [random_ids(rng, 600)], cuda) == 0
     assert always.status()["why"]["unsupported"] == 1
 
 
-def test_slices_leave_the_graphs_alone(runner: Any, always: Any) -> None:
+def test_short_batches_replay_graphs_in_pauses_of_sliced_pass(runner: Any, always: Any) -> None:
     import torch
     from sglang_laps.slices import Slices
 
     from benchmark.rig import runner as rig
 
     rng = random.Random(9)
-    long, short = ids(rng, 100), [ids(rng, 10) for _ in range(3)]
+    long, short = random_ids(rng, 100), [random_ids(rng, 10) for _ in range(3)]
     want, _ = serve(runner, always.stock, [long])
     alone, _ = serve(runner, always.stock, short)
     rig.clear(runner)
@@ -64,7 +64,7 @@ def test_slices_leave_the_graphs_alone(runner: Any, always: Any) -> None:
     assert all(m.graph and m.tokens == alone.tokens for m in met)
 
 
-def test_both_paths_are_timed_and_the_table_decides(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_selects_faster_path_by_number_of_rows(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     from sglang_laps.graphs import capture
@@ -94,12 +94,12 @@ def test_both_paths_are_timed_and_the_table_decides(runner: Any, monkeypatch: py
         monkeypatch.undo()
         rng = random.Random(10)
         for length in (8, 32):
-            serve(runner, front, [ids(rng, length)])
+            serve(runner, front, [random_ids(rng, length)])
         assert front.status()["why"] == {"faster": 1, "slower": 1}
         assert front.status()["hits"] == {"8": 1}
 
 
-def test_it_is_sglangs_own_runner_and_the_settings_are_restored(runner: Any, always: Any) -> None:
+def test_graphs_use_sglang_runner_and_restore_settings(runner: Any, always: Any) -> None:
     from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
     from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
     from sglang.srt.runtime_context import get_exec
@@ -109,12 +109,12 @@ def test_it_is_sglangs_own_runner_and_the_settings_are_restored(runner: Any, alw
     assert get_exec().graph.cuda_graph_config.prefill.backend != "full"
 
 
-def test_the_front_passes_on_what_the_stock_runner_has(always: Any) -> None:
+def test_front_forwards_attributes_of_stock_runner(always: Any) -> None:
     assert always.device == always.stock.device
     with pytest.raises(AttributeError):
         _ = always.no_such_thing
 
 
-def test_sglangs_warning_is_passed_on(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_sglang_experimental_warning_is_logged_once(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"), graphs(runner, graph_lengths=[8], graph_batches=[1], graph_strategy="always"):
         assert sum("experimental" in r.getMessage() for r in caplog.records) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ from sglang.srt.layers import layernorm_sp
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, has_forward_context
 from sglang.srt.runtime_context import get_forward
 from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
+from sglang.srt.utils import device_timer
 from sglang_laps import put_back, slices
+from sglang_laps.pauses import Pauses
 from toy_model import Runner, batch
 
 
@@ -22,7 +25,7 @@ def run(runner: Runner, b: Any, pause: Any) -> None:
         runner.forward(b)
 
 
-def go_on(runner: Runner, b: Any, between: Callable[[], None] = lambda: None) -> None:
+def restore_after(runner: Runner, b: Any, between: Callable[[], None] = lambda: None) -> None:
     """Hold what a pass of `b` needs, let something happen, and put it back."""
     with runner.context():
         before = put_back.save_state(b)
@@ -30,7 +33,7 @@ def go_on(runner: Runner, b: Any, between: Callable[[], None] = lambda: None) ->
         put_back.put_back(runner, b, before)
 
 
-def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
+def test_custom_attention_mask_is_restored_after_pause() -> None:
     runner = Runner(3)
 
     def metadata(b: Any) -> None:
@@ -53,7 +56,7 @@ def test_what_sees_what_in_a_picture_is_put_back_after_a_pause() -> None:
     assert seen[1] == {"of": long, "custom_mask": "of a picture", "mask_indptr": None}
 
 
-def test_a_pass_goes_on_with_the_attention_that_it_has_begun_with() -> None:
+def test_paused_pass_keeps_attention_backend() -> None:
     """Adaptive speculative decoding gives the runner another with each number of steps."""
     runner, other = Runner(3), SimpleNamespace(init_forward_metadata=lambda _: runner.ran.append("of the other"))
 
@@ -66,7 +69,30 @@ def test_a_pass_goes_on_with_the_attention_that_it_has_begun_with() -> None:
     assert "of the other" not in runner.ran
 
 
-def test_slots_of_states_are_translated_once() -> None:
+def test_timer_of_device_times_both_the_paused_pass_and_the_pass_in_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--enable-forward-pass-metrics`` and SGLANG_ENABLE_METRICS_DEVICE_TIMER do this."""
+    event = SimpleNamespace(record=lambda: None, query=lambda: True, elapsed_time=lambda _: 1000.0)
+    device = SimpleNamespace(Event=lambda enable_timing: event, current_stream=lambda: None)
+    monkeypatch.setattr(device_timer.torch, "get_device_module", lambda: device)
+    runner, reported = Runner(3), []
+    runner.device_timer = timer = device_timer.DeviceTimer(lambda t, category: reported.append((category, t)))
+    observer = SimpleNamespace(on_interval_start=lambda _: None, on_interval_ready=lambda _: None)
+
+    def timed(category: str, work: Callable[[], object]) -> None:
+        capture = timer.capture(observer) if hasattr(timer, "capture") else nullcontext()
+        with capture, timer.wrap({"category": category}):
+            work()
+
+    def pause(_: float) -> bool:
+        timed("short", lambda: None)
+        return True
+
+    timed("long", lambda: run(runner, batch((100, 0)), pause))
+    timed("next", lambda: None)
+    assert reported == [("long", 1.0), *[("short", 1.0)] * 2, ("next", 1.0)]
+
+
+def test_mamba_state_slots_are_translated_once() -> None:
     runner, mine = Runner(2), batch((7, 0))
     linear = SimpleNamespace(forward_metadata="mine")
     mine.mamba_track_indices = [1]
@@ -75,11 +101,11 @@ def test_slots_of_states_are_translated_once() -> None:
         linear.forward_metadata, b.mamba_track_indices = "new", [10 * i for i in b.mamba_track_indices]
 
     runner.attn_backend = SimpleNamespace(init_forward_metadata=metadata, linear_attn_backend=linear)
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert (linear.forward_metadata, mine.mamba_track_indices) == ("mine", [1])
 
 
-def test_experts_are_not_placed_anew_in_a_pause() -> None:
+def test_expert_rebalancing_is_disabled_in_pause() -> None:
     runner: Any = Runner(2)
     runner.eplb_manager = "manager"
     with put_back.aside(runner):
@@ -87,7 +113,7 @@ def test_experts_are_not_placed_anew_in_a_pause() -> None:
     assert runner.eplb_manager == "manager"
 
 
-def test_flags_of_the_paused_pass_are_put_aside() -> None:
+def test_forward_flags_of_paused_pass_are_reset_and_restored() -> None:
     context: Any = ForwardContext(attn_backend=SimpleNamespace())  # type: ignore[call-arg]
     with forward_context(context), get_forward().scoped(mlp_reduce_scatter=True, multi_stream=True):
         with put_back.aside(Runner(2)):
@@ -99,23 +125,35 @@ def test_flags_of_the_paused_pass_are_put_aside() -> None:
         assert get_forward().is_extend_in_batch is False
 
 
-def test_adapters_are_put_back() -> None:
+@pytest.mark.parametrize(("slots", "kept"), [(3, {"paused"}), (2, set())])
+def test_paused_adapters_stay_loaded_only_if_adapters_of_all_ranks_leave_slots(slots: int, kept: set[str]) -> None:
+    """SGLang asserts that all fit. With data-parallel attention, the paused batch loads its adapters again."""
+    runner = SimpleNamespace(lora_manager=SimpleNamespace(max_loras_per_batch=slots))
+    found: list[set[str]] = []
+    fake: Any = SimpleNamespace(
+        _scheduler=SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner)), adapters=lambda: {"paused"}
+    )
+    Pauses._fetch(fake, lambda new, running: found.append(new | running), {"one", "two"})
+    assert found == [{"one", "two"} | kept]
+
+
+def test_lora_adapters_are_restored() -> None:
     runner, mine = Runner(2), batch((7, 0))
     runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert runner.ran == ["adapters", "metadata 7"]
 
 
 @pytest.mark.parametrize(("chunks", "planned"), [(None, False), (0, True), (3, True)])
-def test_how_latent_attention_reads_a_prefix_is_planned_again(chunks: int | None, planned: bool) -> None:
+def test_mla_prefix_metadata_is_rebuilt_if_used(chunks: int | None, planned: bool) -> None:
     runner, mine = Runner(2), batch((7, 9000))
     mine.num_prefix_chunks = chunks
     runner.attn_backend.init_mha_chunk_metadata = lambda b: runner.ran.append(f"prefix of {b.num_prefix_chunks}")
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert runner.ran == ["metadata 7", *([f"prefix of {chunks}"] if planned else [])]
 
 
-def test_so_it_is_for_each_part_of_a_batch_that_runs_as_two() -> None:
+def test_mla_prefix_metadata_is_rebuilt_for_two_batch_overlap() -> None:
     runner, mine = Runner(2), batch((7, 9000))
     mine.tbo_children = [SimpleNamespace(num_prefix_chunks=n) for n in (2, None)]
 
@@ -123,11 +161,11 @@ def test_so_it_is_for_each_part_of_a_batch_that_runs_as_two() -> None:
         return SimpleNamespace(init_mha_chunk_metadata=lambda b: runner.ran.append(f"{name}: {b.num_prefix_chunks}"))
 
     runner.attn_backend.children = [backend("first"), backend("second")]
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert runner.ran == ["metadata 7", "first: 2"]
 
 
-def test_scales_that_attention_is_about_to_take_are_put_back() -> None:
+def test_attention_scales_are_restored() -> None:
     runner, mine = Runner(2), batch((7, 0))
 
     def metadata(_: Any) -> None:
@@ -136,27 +174,27 @@ def test_scales_that_attention_is_about_to_take_are_put_back() -> None:
     runner.attn_backend.init_forward_metadata = metadata
     metadata(mine)
     runner.attn_backend.forward_metadata.hpc_q_scale = "mine"
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert vars(runner.attn_backend.forward_metadata) == {"hpc_q_scale": "mine", "hpc_split_k_flag": None}
 
 
-def test_tokens_that_ranks_divide_for_layer_normalization_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layernorm_sp_token_count_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layernorm_sp._sp_state, "num_tokens", 7)
-    go_on(Runner(2), batch((7, 0)), lambda: layernorm_sp.set_sp_num_tokens(3))
+    restore_after(Runner(2), batch((7, 0)), lambda: layernorm_sp.set_sp_num_tokens(3))
     assert layernorm_sp.sp_num_tokens() == 7
 
 
-def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_gather_lengths_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, mine, seen = Runner(2), batch((7, 0)), []
     monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
-    go_on(runner, mine)
+    restore_after(runner, mine)
     assert seen == [mine]
     assert get_forward().is_extend_in_batch is True
     get_forward().set("is_extend_in_batch", False)
 
 
-def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
+def test_sliced_pass_does_not_use_shared_batch_buffers() -> None:
     @dataclass
     class Batch:
         extend_seq_lens_cpu: list[int]
@@ -175,7 +213,7 @@ def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
     assert seen[0] is not mine
 
 
-def test_memory_is_reused_after_the_draft_of_a_paused_pass() -> None:
+def test_wait_for_draft_selects_draft_runner() -> None:
     """A decode step in the pause has staged its draft, and leaves a flag behind."""
     worker: Any = object.__new__(MultiLayerEagleWorkerV2)
     worker._target_worker = SimpleNamespace(model_runner="target")

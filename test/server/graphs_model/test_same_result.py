@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 
-from .models import compare, graphs, ids, poison, prefill, serve
+from .models import graphs, poison_padding, prefill, random_ids, require_equal_results, serve
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_mixes_equal_the_stock_path(runner: Any, always: Any, cuda: bool, seed: int) -> None:
+def test_random_mixes_equal_stock_path(runner: Any, always: Any, cuda: bool, seed: int) -> None:
     rng = random.Random(seed)
     hits = 0
     for _ in range(4):
         count = rng.choice([1, 2, 3, 5, 8, 13, 16])
-        news = [ids(rng, rng.randint(1, rng.choice([8, 32, 128]))) for _ in range(count)]
-        olds = [ids(rng, rng.randint(1, 300)) if rng.random() < 0.5 else [] for _ in range(count)]
-        hits += compare(runner, always, news, olds, cuda)
+        news = [random_ids(rng, rng.randint(1, rng.choice([8, 32, 128]))) for _ in range(count)]
+        olds = [random_ids(rng, rng.randint(1, 300)) if rng.random() < 0.5 else [] for _ in range(count)]
+        hits += require_equal_results(runner, always, news, olds, cuda)
     assert hits > 0
 
 
-def test_each_row_count_equals_the_stock_path_when_full_and_when_padded(runner: Any, always: Any, cuda: bool) -> None:
+def test_each_row_count_equals_stock_path_full_and_padded(runner: Any, always: Any, cuda: bool) -> None:
     rng = random.Random(1)
     for rows in always.ladder.rows:
         for tokens in (rows, rows // 2 + 1):
             lens = [tokens // 3, tokens - tokens // 3] if tokens > 128 else [tokens]
-            assert compare(runner, always, [ids(rng, n) for n in lens if n], None, cuda) == 1
+            assert require_equal_results(runner, always, [random_ids(rng, n) for n in lens if n], None, cuda) == 1
     assert set(always.status()["hits"]) == {str(n) for n in always.ladder.rows}
 
 
-def test_nothing_of_an_earlier_batch_is_left(runner: Any, always: Any, cuda: bool) -> None:
+def test_earlier_batch_does_not_affect_replay(runner: Any, always: Any, cuda: bool) -> None:
     rng = random.Random(3)
-    full = [ids(rng, 10) for _ in range(16)]
-    assert compare(runner, always, full, [ids(rng, 200) for _ in full], cuda) == 1
+    full = [random_ids(rng, 10) for _ in range(16)]
+    assert require_equal_results(runner, always, full, [random_ids(rng, 200) for _ in full], cuda) == 1
     for count in (15, 13):
-        assert compare(runner, always, full[:count], None, cuda) == 1
+        assert require_equal_results(runner, always, full[:count], None, cuda) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -45,13 +45,13 @@ def test_poisoned_rows_and_slots_change_nothing(runner: Any, always: Any, seed: 
 
     rng = random.Random(100 + seed)
     count = rng.choice([3, 9, 15])
-    news = [ids(rng, rng.randint(4, 12)) for _ in range(count)]
+    news = [random_ids(rng, rng.randint(4, 12)) for _ in range(count)]
     if sum(map(len, news)) in always.ladder.rows:
         news[0] = news[0][:-1]  # or nothing would be padded
-    olds = [ids(rng, rng.randint(1, 90)) if rng.random() < 0.5 else [] for _ in range(count)]
+    olds = [random_ids(rng, rng.randint(1, 90)) if rng.random() < 0.5 else [] for _ in range(count)]
     before = always.status()
     clean, clean_kv = serve(runner, always, news, olds)
-    with poison(runner):
+    with poison_padding(runner):
         dirty, dirty_kv = serve(runner, always, news, olds)
     after = always.status()
     assert after["replayed"] == before["replayed"] + 2
@@ -61,7 +61,7 @@ def test_poisoned_rows_and_slots_change_nothing(runner: Any, always: Any, seed: 
     assert all(torch.equal(x, y) for a, b in zip(dirty_kv, clean_kv, strict=True) for x, y in zip(a, b, strict=True))
 
 
-def test_a_replay_writes_no_kv_but_its_own_and_the_sink(runner: Any, always: Any) -> None:
+def test_replay_writes_kv_only_to_own_slots_and_sink(runner: Any, always: Any) -> None:
     import torch
 
     from benchmark.rig import runner as rig
@@ -69,10 +69,10 @@ def test_a_replay_writes_no_kv_but_its_own_and_the_sink(runner: Any, always: Any
     rng = random.Random(5)
     rig.clear(runner)
     held, runner.prefill_cuda_graph_runner = runner.prefill_cuda_graph_runner, runner.eager_runner
-    prefill(runner, [rig.request("bystander", ids(rng, 50))])
+    prefill(runner, [rig.request("bystander", random_ids(rng, 50))])
     pool = runner.token_to_kv_pool
     before = [pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()]
-    reqs = [rig.request(f"r{i}", ids(rng, 7)) for i in range(5)]
+    reqs = [rig.request(f"r{i}", random_ids(rng, 7)) for i in range(5)]
     runner.prefill_cuda_graph_runner, hits = always, always.replayed
     prefill(runner, reqs)
     runner.prefill_cuda_graph_runner = held
@@ -84,7 +84,7 @@ def test_a_replay_writes_no_kv_but_its_own_and_the_sink(runner: Any, always: Any
         assert set(changed) <= {*own, 0}
 
 
-def test_timing_writes_no_kv_but_the_sink(runner: Any) -> None:
+def test_timing_writes_kv_only_to_sink(runner: Any) -> None:
     import torch
 
     from benchmark.rig import runner as rig

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from laps_core.slicing import MIN_ROWS
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_laps import no_slices, slices
 from sglang_laps.armed import Abandoned
 from sglang_laps.layers import NoLayers, decoder_layers, points
@@ -20,7 +21,7 @@ from toy_model import HIDDEN, Model, Runner, batch
 ROWS = 2 * MIN_ROWS
 
 
-def noting(told: Callable[[float], None]) -> Callable[[float], bool]:
+def make_pause(told: Callable[[float], None]) -> Callable[[float], bool]:
     """Return a pause in which nothing runs, and which passes the layers left to `told`."""
 
     def pause(left: float) -> bool:
@@ -30,75 +31,75 @@ def noting(told: Callable[[float], None]) -> Callable[[float], bool]:
     return pause
 
 
-def sliced(runner: Runner, layers: float, b: Any, pause: Any = lambda _: False) -> torch.Tensor:
+def run_in_slices(runner: Runner, layers: float, b: Any, pause: Any = lambda _: False) -> torch.Tensor:
     cutter = slices.Slices(runner)
     with cutter.cut(layers, pause):
         return runner.forward(b)
 
 
 @pytest.mark.parametrize(("layers", "pauses"), [(1.0, 3), (2.0, 1), (3.0, 1), (4.0, 0), (9.0, 0)])
-def test_a_slice_is_as_many_layers_as_asked_for(layers: float, pauses: int) -> None:
+def test_slice_has_requested_number_of_layers(layers: float, pauses: int) -> None:
     left: list[float] = []
-    sliced(Runner(4), layers, batch((40, 7)), noting(left.append))
+    run_in_slices(Runner(4), layers, batch((40, 7)), make_pause(left.append))
     assert left == [4 - k * layers for k in range(1, pauses + 1)]
 
 
-def test_within_a_layer_it_pauses_between_operators_and_blocks_of_rows() -> None:
+def test_short_slice_pauses_between_operators_and_row_blocks() -> None:
     runner = Runner(2)
     whole = runner.forward(batch((ROWS, 0)))
     runner.ran.clear()
-    got = sliced(runner, 0.01, batch((ROWS, 0)), noting(lambda _: runner.ran.append("pause")))
+    got = run_in_slices(runner, 0.01, batch((ROWS, 0)), make_pause(lambda _: runner.ran.append("pause")))
     mlp = [f"mlp {MIN_ROWS}", "pause", f"mlp {MIN_ROWS}"]
     layer = ["pause", "attention", "pause", "pause", *mlp]
     assert runner.ran == [*layer, "pause", *layer]
     torch.testing.assert_close(got, whole)
 
 
-def test_an_encoder_before_the_layers_is_paused_too_and_none_of_them_is_done() -> None:
+def test_encoder_pauses_report_all_decoder_layers_left() -> None:
     runner = Runner(2, encoder=3)
     whole = runner.forward(batch((40, 7)))
     runner.ran.clear()
 
-    pause = noting(lambda left: runner.ran.append(f"{left} left"))
-    torch.testing.assert_close(sliced(runner, 0.01, batch((40, 7)), pause), whole)
+    pause = make_pause(lambda left: runner.ran.append(f"{left} left"))
+    torch.testing.assert_close(run_in_slices(runner, 0.01, batch((40, 7)), pause), whole)
     assert runner.ran[:6] == ["encoder 40", "2.0 left"] * 3, "before the first layer of the decoder, too"
     runner.ran.clear()
-    sliced(runner, 2.0, batch((40, 7)), pause)
+    run_in_slices(runner, 2.0, batch((40, 7)), pause)
     assert runner.ran[:4] == ["encoder 40"] * 3 + ["attention"], "slices are as long as the decoder's"
 
 
 @pytest.mark.parametrize("why", ["each rank has pictures of its own", "graphs"])
-def test_an_encoder_that_ranks_divide_or_that_is_captured_runs_whole(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divided_or_captured_encoder_runs_without_pause(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(2, encoder=3)
     if why == "graphs":
         monkeypatch.setenv("SGLANG_VIT_ENABLE_CUDA_GRAPH", "1")
     else:
         runner.server_args.mm_enable_dp_encoder = True
-    sliced(runner, 0.01, batch((40, 7)), noting(lambda _: runner.ran.append("pause")))
+    run_in_slices(runner, 0.01, batch((40, 7)), make_pause(lambda _: runner.ran.append("pause")))
     assert runner.ran[:3] == ["encoder 40"] * 3
 
 
 @pytest.mark.parametrize("rows", [(40, 0, ROWS), (0, 40, 3)], ids=("busy", "idle"))
-def test_ranks_pause_at_the_same_layers_whatever_each_computes(rows: tuple[int, ...]) -> None:
+def test_dp_ranks_pause_at_same_layers_for_any_batch(rows: tuple[int, ...]) -> None:
     for n in rows:
         runner = Runner(5)
         left: list[float] = []
         b = batch((n, 0)) if n else batch()
         whole = runner.forward(b)
         cutter = slices.Slices(runner)
-        with cutter.cut(0.0, noting(left.append), 3):
+        with cutter.cut(0.0, make_pause(left.append), 3):
             torch.testing.assert_close(runner.forward(b), whole)
         assert left == [3.0, 2.0], "before the third layer and the fourth"
 
 
-def test_a_pass_that_nobody_waits_for_ends_in_its_pause_and_the_next_runs_whole() -> None:
+def test_abandoned_pass_ends_in_pause_and_next_runs_whole() -> None:
     runner, b = Runner(4), batch((40, 7), (3, 0))
     b.batch_size = 2
 
     def pause(left: float) -> bool:
         raise Abandoned
 
-    out: Any = sliced(runner, 2.0, b, pause)
+    out: Any = run_in_slices(runner, 2.0, b, pause)
     assert out.logits_output.next_token_logits.shape == (2, runner.model_config.vocab_size)
     assert runner.ran == ["attention", "mlp 43"] * 2
     assert runner.prefill_cuda_graph_runner == "graphs"
@@ -107,7 +108,7 @@ def test_a_pass_that_nobody_waits_for_ends_in_its_pause_and_the_next_runs_whole(
     assert runner.ran == ["attention", "mlp 40"] * 4
 
 
-def test_with_drafts_a_pass_ends_in_a_pause_once_it_is_known_what_they_follow() -> None:
+def test_abandoned_result_with_drafts_needs_hidden_state_width() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang_laps.abandoned import NoResult
 
@@ -128,7 +129,7 @@ def test_with_drafts_a_pass_ends_in_a_pause_once_it_is_known_what_they_follow() 
         assert NoResult(runner).known
 
 
-def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:
+def test_whole_pass_has_no_pause_and_keeps_graphs() -> None:
     runner, seen = Runner(3), []
     slices.Slices(runner)
     runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.prefill_cuda_graph_runner))
@@ -136,7 +137,7 @@ def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:
     assert (runner.ran, seen) == (["attention", f"mlp {ROWS}"] * 3, ["graphs"])
 
 
-def test_in_slices_there_are_no_graphs_but_in_the_pauses() -> None:
+def test_sliced_pass_uses_graphs_only_in_pauses() -> None:
     runner, seen = Runner(3), []
     runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.prefill_cuda_graph_runner))
 
@@ -144,17 +145,17 @@ def test_in_slices_there_are_no_graphs_but_in_the_pauses() -> None:
         runner.forward(batch((5, 0)))
         return True
 
-    sliced(runner, 1.0, batch((100, 0)), pause)
+    run_in_slices(runner, 1.0, batch((100, 0)), pause)
     assert (seen, runner.prefill_cuda_graph_runner) == ([None, "graphs", "graphs"], "graphs")
 
 
-def test_what_ran_in_a_pause_has_its_metadata_replaced_and_only_then() -> None:
+def test_metadata_is_rebuilt_only_after_batch_ran_in_pause() -> None:
     runner = Runner(4)
-    sliced(runner, 1.0, batch((100, 0)), lambda left: left == 2.0)
+    run_in_slices(runner, 1.0, batch((100, 0)), lambda left: left == 2.0)
     assert [x for x in runner.ran if x.startswith("metadata")] == ["metadata 100"]
 
 
-def test_batches_in_slices_within_a_pause() -> None:
+def test_sliced_batch_runs_in_pause_of_sliced_batch() -> None:
     runner = Runner(3)
     cutter, seen = slices.Slices(runner), []
     want = [runner.forward(batch((100, 0))), runner.forward(batch((30, 0)))]
@@ -176,7 +177,7 @@ def test_batches_in_slices_within_a_pause() -> None:
     assert seen == [("outer", 2.0), ("inner", 1.0), ("outer", 1.0)]
 
 
-def test_a_pause_that_fails_leaves_nothing_behind() -> None:
+def test_failed_pause_restores_runner() -> None:
     runner = Runner(3)
     cutter = slices.Slices(runner)
 
@@ -191,7 +192,7 @@ def test_a_pause_that_fails_leaves_nothing_behind() -> None:
     assert runner.ran == ["attention", "mlp 100"] * 3
 
 
-def test_a_model_that_does_not_call_its_layers_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_that_bypasses_layers_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(3)
     cutter = slices.Slices(runner)
     runner.model.forward = lambda x: x
@@ -250,16 +251,16 @@ class Device:
         return runner
 
 
-def test_the_host_is_one_slice_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_runs_exactly_one_slice_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     ahead: list[float] = []
-    pause = noting(lambda _: ahead.append(device.free - device.now))
-    sliced(device.runner(6, 0.02, host_s=0.001), 1.0, batch((100, 0)), pause)
+    pause = make_pause(lambda _: ahead.append(device.free - device.now))
+    run_in_slices(device.runner(6, 0.02, host_s=0.001), 1.0, batch((100, 0)), pause)
     assert len(ahead) == 5
     assert ahead == pytest.approx([0.02] * 5)
 
 
-def test_times_between_marks_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_measure_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches sent at once: the second begins when the first has ended. A result may be there before the mark."""
     device = Device(monkeypatch)
     marks, found = Marks(device.module(), None), []
@@ -270,7 +271,7 @@ def test_times_between_marks_are_the_devices(monkeypatch: pytest.MonkeyPatch) ->
     assert marks.seconds(found[1], found[2]) == pytest.approx(0.05)
 
 
-def test_a_launch_takes_what_its_slices_and_pauses_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_time_sums_slices_and_pauses_without_device_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     runner = device.runner(8, 0.05, host_s=0.002)
     cutter = slices.Slices(runner)
@@ -285,7 +286,7 @@ def test_a_launch_takes_what_its_slices_and_pauses_take(monkeypatch: pytest.Monk
     assert cutter.launch_s == pytest.approx(8 * 0.002 + 4 * 0.004), "without the wait for the device"
 
 
-def test_a_pause_costs_what_it_takes_where_nothing_computes_meanwhile() -> None:
+def test_pause_cost_excludes_first_pause_of_pass() -> None:
     runner = Runner(4)
     cutter = slices.Slices(runner)
     assert cutter.pause_s == 0.0
@@ -303,7 +304,7 @@ def test_a_pause_costs_what_it_takes_where_nothing_computes_meanwhile() -> None:
 # -- which models
 
 
-def test_layers_are_those_that_hold_all_attention() -> None:
+def test_decoder_layers_skip_lists_without_attention() -> None:
     model = Model(5, lambda _: None)
     wrapped = torch.nn.Module()
     wrapped.visual = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(5))
@@ -319,13 +320,13 @@ def test_layers_are_those_that_hold_all_attention() -> None:
         (Model(1, print), "Model has one layer"),
     ],
 )
-def test_why_a_model_has_no_slices(model: torch.nn.Module, why: str) -> None:
+def test_model_without_decoder_layers_is_refused_with_reason(model: torch.nn.Module, why: str) -> None:
     with pytest.raises(NoLayers, match=why):
         decoder_layers(model)
 
 
 @pytest.mark.parametrize(("residual", "found"), [("add_norm", 4), ("mhc", 1), ("ihc", 1), ("gated", 1)])
-def test_hyper_connections_are_paused_between_layers_alone(residual: str, found: int) -> None:
+def test_hyper_connections_pause_only_between_layers(residual: str, found: int) -> None:
     """From attention to the end of the MLP coefficients of a pass are kept in the layer."""
     residuals = import_module(f"sglang.srt.layers.layer_boundary.residual.{residual}")
     update = residuals.PLAIN_ADD if residual == "add_norm" else residuals._FfnUpdate(None)
@@ -344,7 +345,7 @@ def test_hyper_connections_are_paused_between_layers_alone(residual: str, found:
         ({}, {"low_ratios": (1, 2)}, "what its indexers have found for other layers"),
     ],
 )
-def test_models_whose_passes_overwrite_each_other_are_refused(
+def test_models_with_shared_pass_state_are_refused(
     layer: dict[str, Any], backend: dict[str, Any], keeps: str | None
 ) -> None:
     runner = Runner(2)
@@ -354,9 +355,53 @@ def test_models_whose_passes_overwrite_each_other_are_refused(
 
 
 @pytest.mark.parametrize(("ranks", "refused"), [(1, False), (4, True)])
-def test_inkling_is_refused_where_ranks_add_up_its_sums(
-    ranks: int, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inkling_is_refused_with_several_tp_ranks(ranks: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(no_slices, "get_parallel", lambda: SimpleNamespace(tp_size=ranks))
     monkeypatch.setattr(Model, "__module__", "sglang.srt.models.inkling")
     assert (no_slices._keeps(Runner(2)) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, None),
+        ({"external": True}, "--enable-unified-cache-external-linker"),
+        ({"flexkv": True}, "--enable-flexkv"),
+        ({"experts": "deepep"}, None),
+        ({"experts": "mori"}, "--moe-a2a-backend mori"),
+        ({"experts": "flashinfer_megamoe"}, "--moe-a2a-backend flashinfer_megamoe"),
+        ({"deferred": 2}, "--kt-max-deferred-experts-per-token"),
+        ({"device": "npu"}, "NPUs"),
+    ],
+)
+def test_servers_whose_passes_overwrite_each_other_are_refused(
+    changed: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"external": False, "flexkv": False, "experts": "none", "deferred": None, "device": "cuda", **changed}
+    experts = {"moe_a2a_backend": given["experts"], "kt_max_deferred_experts_per_token": given["deferred"]}
+    graphs = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend=None)))
+    execution = SimpleNamespace(
+        moe=SimpleNamespace(elastic_ep_backend=None, **experts),
+        overlap=SimpleNamespace(enable_two_batch_overlap=False),
+        graph=graphs,
+    )
+    parallel = SimpleNamespace(
+        attn_dp_size=1, pp_size=1, attn_cp_size=1, enable_kv_cache_sharding=False, attn_tp_size=1
+    )
+    monkeypatch.setattr(no_slices, "get_exec", lambda: execution)
+    monkeypatch.setattr(no_slices, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(no_slices, "get_memory", lambda: SimpleNamespace(enable_flexkv=given["flexkv"]))
+    runner = SimpleNamespace(canary_manager=None, msprobe_debugger=None)
+    scheduler: Any = SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=runner),
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+        device=given["device"],
+        is_generation=True,
+        require_mlp_sync=False,
+        enable_unified_memory=False,
+        enable_pdmux=False,
+        enable_lora_overlap_loading=False,
+        enable_unified_cache_external_linker=given["external"],
+    )
+    why = no_slices._refused(scheduler, together=False)
+    assert (why is None) if says is None else (says in str(why))

@@ -9,7 +9,7 @@ import torch
 from graph_tape import NotCapturable, Tape
 
 
-def taped(body: Callable[[], torch.Tensor]) -> tuple[Tape, torch.Tensor]:
+def record_tape(body: Callable[[], torch.Tensor]) -> tuple[Tape, torch.Tensor]:
     """Return a tape of ``body``, and the static tensor that its replays write."""
     place = torch.zeros_like(body())
     tape = Tape()
@@ -18,9 +18,9 @@ def taped(body: Callable[[], torch.Tensor]) -> tuple[Tape, torch.Tensor]:
     return tape, place
 
 
-def test_a_replay_computes_from_what_static_tensors_hold_now() -> None:
+def test_replay_reads_current_values_of_static_tensors() -> None:
     x, w = torch.arange(6.0), torch.eye(6)
-    tape, out = taped(lambda: (x[2:].clone().mul_(2.0) @ w[2:]).relu())
+    tape, out = record_tape(lambda: (x[2:].clone().mul_(2.0) @ w[2:]).relu())
     x.copy_(torch.arange(6.0) + 1.0)
     tape.replay()
     assert out.tolist() == [0, 0, 6, 8, 10, 12]
@@ -29,7 +29,7 @@ def test_a_replay_computes_from_what_static_tensors_hold_now() -> None:
     assert not out.any()
 
 
-def test_a_replay_runs_no_python() -> None:
+def test_replay_runs_no_python() -> None:
     calls: list[int] = []
     x = torch.ones(3)
 
@@ -37,22 +37,22 @@ def test_a_replay_runs_no_python() -> None:
         calls.append(1)
         return x + len(calls)
 
-    tape, _ = taped(capture)
+    tape, _ = record_tape(capture)
     before = len(calls)
     tape.replay()
     assert len(calls) == before
 
 
-def test_what_python_read_at_capture_stays_as_it_was() -> None:
+def test_replay_keeps_python_values_of_capture() -> None:
     lens, x = [2], torch.arange(4.0)
-    tape, out = taped(lambda: x[: lens[0]] + 1)
+    tape, out = record_tape(lambda: x[: lens[0]] + 1)
     lens[0] = 4
     tape.replay()
     assert out.tolist() == [1, 2]
 
 
-def test_memory_that_nobody_wrote_is_no_number() -> None:
-    tape, out = taped(lambda: torch.empty(3).add_(1.0))
+def test_uninitialized_memory_becomes_nan() -> None:
+    tape, out = record_tape(lambda: torch.empty(3).add_(1.0))
     tape.replay()
     assert out.isnan().all()
 
@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_a_capture_cannot_hold_is_refused(what: str) -> None:
+def test_uncapturable_operation_is_refused(what: str) -> None:
     body, why = REFUSED[what]
     x = torch.arange(3.0)
     with pytest.raises(NotCapturable, match=why), torch.no_grad(), Tape().recording():

@@ -23,11 +23,11 @@ from benchmark.results.command import count, one_line_errors, parser, positive
 from benchmark.results.piece import Piece
 from benchmark.rig.progress import Progress
 from faults import clients, comparison, corpus, logs, outcome, prompts, schedule
-from faults.deeds import CLIENTS, Crowd
+from faults.actions import CLIENTS, Clients
 from faults.evidence import Evidence
 from faults.fleet import REST_S, Fleet
 from faults.inflict import Inflictor
-from faults.oracle import BAD, Oracle, Seen
+from faults.oracle import BAD, Oracle, RequestRecord
 from faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 
 SHORT_PROMPTS, LONG_PROMPTS = 120, 30
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run bench faults", __doc__, "faults", seed=1)
     p.add_argument("--requests", type=count, default=10_000, help="end after this many (10000)")
     p.add_argument("--seconds", type=positive, default=2700.0, help="most seconds of load (2700)")
-    p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
+    p.add_argument("--only", choices=schedule.KINDS, help="one class, beside plain requests")
     args = p.parse_args(argv)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("making the model")
         try:
             with Fleet(args.out, evidence, args.seed, say) as fleet:
-                piece = asyncio.run(_campaign(fleet, args, say))
+                piece = asyncio.run(_run_campaign(fleet, args, say))
         finally:
             say.done()
     piece.save_and_print(args.out, "./run bench faults", argv, every=True)
-    for line in outcome.complaints(piece):
+    for line in outcome.describe_failures(piece):
         print(line, file=sys.stderr)
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
     if missed:
@@ -68,35 +68,35 @@ def _interrupt(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
+async def _run_campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
     say("starting the routers")
     try:
         await fleet.open()
-        asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
+        all_prompts = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
         say("asking for the right answers")
-        answers = await clients.right_answers(fleet.port, asked)
-        oracle = Oracle(fleet.evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
+        answers = await clients.collect_right_answers(fleet.port, all_prompts)
+        oracle = Oracle(fleet.evidence, {role: [m.name for m in fleet.with_role(role)] for role in (PREFILL, DECODE)})
         inflictor = Inflictor(fleet)
         numbers = itertools.count(1)
         ports = [router.port for router in fleet.routers]
-        crowds = [Crowd(ports[i:] + ports[:i], asked, answers, oracle, numbers) for i in range(len(ports))]
-        seconds = await _load(fleet, crowds, inflictor, args, say)
-        return await _afterwards(fleet, inflictor, crowds, seconds, args, say)
+        groups = [Clients(ports[i:] + ports[:i], all_prompts, answers, oracle, numbers) for i in range(len(ports))]
+        seconds = await _run_load(fleet, groups, inflictor, args, say)
+        return await _check_recovery(fleet, inflictor, groups, seconds, args, say)
     finally:
         await fleet.close()
 
 
-async def _load(
-    fleet: Fleet, crowds: Sequence[Crowd], inflictor: Inflictor, args: argparse.Namespace, say: Progress
+async def _run_load(
+    fleet: Fleet, groups: Sequence[Clients], inflictor: Inflictor, args: argparse.Namespace, say: Progress
 ) -> float:
     """Inflict faults while requests run, until enough have ended and every fault has happened. Returns the time taken
     (seconds)."""
-    oracle = crowds[0].oracle
+    oracle = groups[0].oracle
     begin, ends = time.monotonic(), oracle.ends
     crashed = False
 
     def over() -> bool:
-        enough = len(ends) >= args.requests and schedule.covered(inflictor.done, args.only)
+        enough = len(ends) >= args.requests and schedule.all_faults_inflicted(inflictor.done, args.only)
         # Failures after a crash are only its consequences.
         return crashed or enough or time.monotonic() - begin > args.seconds
 
@@ -106,17 +106,17 @@ async def _load(
             bad = sum(oracle.total(end) for end in BAD)
             now = ", ".join(inflictor.now.values()) or "no fault"
             say(f"{len(ends)} of {args.requests} requests, {bad} failed; {now}")
-            crashed = crashed or bool(fleet.dead())
+            crashed = crashed or bool(fleet.find_dead_processes())
             await asyncio.sleep(1.0)
 
     lanes = [asyncio.ensure_future(inflictor.lane(schedule.faults(args.seed, lane, args.only))) for lane in LANES]
     watcher = asyncio.ensure_future(watch())
     try:
-        work = schedule.deeds(args.seed, args.only)
-        await asyncio.gather(*(crowd.run(work, over) for crowd in crowds))
+        work = schedule.actions(args.seed, args.only)
+        await asyncio.gather(*(group.run(work, over) for group in groups))
         took_s = time.monotonic() - begin
         inflictor.end()
-        if fleet.dead():
+        if fleet.find_dead_processes():
             for lane in lanes:
                 lane.cancel()
         ended = await asyncio.gather(*lanes, return_exceptions=True)
@@ -127,33 +127,40 @@ async def _load(
     return took_s
 
 
-async def _afterwards(
-    fleet: Fleet, inflictor: Inflictor, crowds: Sequence[Crowd], seconds: float, args: argparse.Namespace, say: Progress
+async def _check_recovery(
+    fleet: Fleet,
+    inflictor: Inflictor,
+    groups: Sequence[Clients],
+    seconds: float,
+    args: argparse.Namespace,
+    say: Progress,
 ) -> Piece:
     """Check that everything has recovered, send hostile requests, check for leftovers, and send the hostile requests to
     stock MiniLB, except deadly ones."""
-    dead, oracle = fleet.dead(), crowds[0].oracle
-    unhealthy = await fleet.sick(0.0 if dead else 30.0)
-    cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
+    dead, oracle = fleet.find_dead_processes(), groups[0].oracle
+    unhealthy = await fleet.find_unhealthy(0.0 if dead else 30.0)
+    cases = comparison.choose_cases(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
     if dead or args.only not in (None, HOSTILE):
         cases = []
-    ours = await comparison.run(fleet.port, cases, say, lambda: not fleet.dead(), marked=True)
+    ours = await comparison.send_cases(fleet.port, cases, say, lambda: not fleet.find_dead_processes(), marked=True)
     suspects = ", ".join(comparison.last_sent(cases, ours))
-    dead = dead or [f"{x}; it was sent one of: {suspects}" for x in fleet.dead()]
+    dead = dead or [f"{x}; it was sent one of: {suspects}" for x in fleet.find_dead_processes()]
     say("waiting for rest")
-    await asyncio.gather(*(crowd.finish() for crowd in crowds))
-    left = await fleet.at_rest(0.0 if dead else REST_S)
-    dead = dead or fleet.dead()
+    await asyncio.gather(*(group.finish() for group in groups))
+    left = await fleet.wait_for_rest(0.0 if dead else REST_S)
+    dead = dead or fleet.find_dead_processes()
     found = logs.scan(sorted(fleet.logs.glob("*.log")))
-    stock: dict[str, Seen] = {}
+    stock: dict[str, RequestRecord] = {}
     if cases and not dead:
         for_stock = [c for c in cases if not c.deadly]
-        router = await fleet.stock()
+        router = await fleet.start_stock_router()
         try:
-            stock = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
+            stock = await comparison.send_cases(
+                router.port, for_stock, say, lambda: not fleet.find_dead_processes(), marked=False
+            )
         finally:
             router.kill()
-    return outcome.piece(
+    return outcome.make_piece(
         oracle,
         comparison.compare(cases, ours, stock),
         seed=args.seed,
@@ -166,7 +173,7 @@ async def _afterwards(
             "faults that were not recovered from": [
                 *inflictor.wrong, *(f"a router calls {name} unhealthy" for name in unhealthy)
             ],
-            "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
+            "hostile requests answered 5xx of its own making": comparison.find_own_errors(ours, fleet.evidence),
         },
         own_logs=found.own,
         sent=len(cases),

@@ -220,8 +220,9 @@ def _headers() -> Iterator[Case]:
         for kind, table in (("header", HEADERS), ("deadline", DEADLINES)):
             for name, lines in table.items():
                 waits = name.startswith(("a length", "an unknown transfer", "an upgrade"))
-                promised = kind == "deadline" or name == TOO_LONG
-                promise = None if not promised else ANSWER if name == "a good one" else REFUSAL
+                # HTTP allows to ignore an offer of another protocol. Stock then loses the body.
+                good_one = name in ("a good one", "an upgrade")
+                promise = ANSWER if good_one else REFUSAL if kind == "deadline" or name == TOO_LONG else None
                 raw = b"\r\n".join((good[:-2], *lines, b"", body))
                 yield Case(f"{SHORT_NAMES[route]}, {kind}: {name}", raw, quick=not waits, promise=promise)
 

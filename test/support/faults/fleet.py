@@ -57,7 +57,7 @@ class Member:
     role: str
     server: servers.Server
     proxy: Proxy
-    kin: list[psutil.Process] = field(default_factory=list)
+    processes: list[psutil.Process] = field(default_factory=list)
     """Processes of the server at the time when it became ready."""
 
     @property
@@ -87,11 +87,11 @@ class Fleet:
                 self.members.append(Member(role, server, proxy))
         self._tokenizer = folder
         self.routers: list[servers.Server] = []
-        self._router_kin: list[list[psutil.Process]] = []
-        self._held: list[leftovers.Held] = []
+        self._router_processes: list[list[psutil.Process]] = []
+        self._initial_descriptors: list[leftovers.Descriptors] = []
         """Descriptors of the routers before the first request."""
 
-    def of(self, role: str) -> list[Member]:
+    def with_role(self, role: str) -> list[Member]:
         """Return the servers of a role."""
         return [m for m in self.members if m.role == role]
 
@@ -112,7 +112,7 @@ class Fleet:
             for m in self.members:
                 self._say(f"starting {m.name}")
                 m.server.ready(START_S)
-                m.kin = m.server.family()
+                m.processes = m.server.family()
         except BaseException:
             self.__exit__()
             raise
@@ -129,28 +129,29 @@ class Fleet:
             await m.proxy.listen()
         module, more = "sglang_router_laps.launch_router", ("--laps-tokenizer", str(self._tokenizer))
         for i in range(ROUTERS):
-            router = self._front(f"router-{i}.log", module, *ROUTER_ARGS, *more, "--api-key", KEY)
+            router = self._make_router(f"router-{i}.log", module, *ROUTER_ARGS, *more, "--api-key", KEY)
             router.key = KEY
             self.routers.append(router)
             await asyncio.to_thread(lambda router=router: router.start().ready(START_S))  # type: ignore[misc]
-            self._router_kin.append(router.family())
-        await self.sick(HEAL_S)
-        self._held = [self._descriptors(router) for router in self.routers]
+            self._router_processes.append(router.family())
+        await self.find_unhealthy(HEAL_S)
+        self._initial_descriptors = [self._count_descriptors(router) for router in self.routers]
 
-    async def stock(self) -> servers.Server:
+    async def start_stock_router(self) -> servers.Server:
         """Start stock MiniLB in front of the same servers; the caller stops it."""
-        server = self._front("stock.log", "sglang_router.launch_router", "--request-timeout-secs", "60")
+        server = self._make_router("stock.log", "sglang_router.launch_router", "--request-timeout-secs", "60")
         await asyncio.to_thread(lambda: server.start().ready(START_S))
         return server
 
-    def _front(self, log: str, module: str, *args: str) -> servers.Server:
+    def _make_router(self, log: str, module: str, *args: str) -> servers.Server:
         # Routers get the ports of the proxies instead of the servers.
         prefills, decodes = (
-            [replace(m.server, port=m.proxy.port, process=None) for m in self.of(role)] for role in (PREFILL, DECODE)
+            [replace(m.server, port=m.proxy.port, process=None) for m in self.with_role(role)]
+            for role in (PREFILL, DECODE)
         )
         return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
-    async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
+    async def find_unhealthy(self, limit_s: float = 0.0, *names: str) -> set[str]:
         """Return the servers (of ``names``, default all) that a router still calls unhealthy after ``limit_s`` seconds.
 
         Retries for a minute, because a router without free descriptors does not answer. Raises OSError, ValueError.
@@ -159,49 +160,59 @@ class Fleet:
         while True:
             waited = time.monotonic() - begin
             try:
-                said = await asyncio.to_thread(self.statuses)
+                statuses = await asyncio.to_thread(self.statuses)
             except (OSError, ValueError):
                 if waited > HEAL_S:
                     raise
             else:
-                told = (i for status in said for i in (*status["prefill"], *status["decode"]))
-                urls = {i["url"] for i in told if not i["healthy"]}
-                sick = {m.name for m in self.members if m.proxy.url in urls and (not names or m.name in names)}
-                if not sick or waited >= limit_s:
-                    return sick
+                instances = (i for status in statuses for i in (*status["prefill"], *status["decode"]))
+                urls = {i["url"] for i in instances if not i["healthy"]}
+                unhealthy = {m.name for m in self.members if m.proxy.url in urls and (not names or m.name in names)}
+                if not unhealthy or waited >= limit_s:
+                    return unhealthy
             await asyncio.sleep(0.5)
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return each router's /laps_status. Raises OSError, ValueError."""
         return [router.laps_status() for router in self.routers]
 
-    def dead(self) -> list[str]:
+    def find_dead_processes(self) -> list[str]:
         """Return the processes that ended without being killed."""
-        up = [(m.server, m.kin) for m in self.members] + list(zip(self.routers, self._router_kin, strict=False))
+        up = [(m.server, m.processes) for m in self.members] + list(
+            zip(self.routers, self._router_processes, strict=False)
+        )
         return [
-            f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
+            f"{server.name}: process {p.pid}: {server.last_line()}"
+            for server, kin in up
+            for p in kin
+            if not _is_running(p)
         ]
 
-    async def at_rest(self, limit_s: float) -> list[str]:
+    async def wait_for_rest(self, limit_s: float) -> list[str]:
         """Wait until nothing is in flight and no KV token is held; return what remains after ``limit_s``."""
         end = time.monotonic() + limit_s
-        while (found := await asyncio.to_thread(self._not_at_rest)) and time.monotonic() <= end:
+        while (found := await asyncio.to_thread(self._find_leftovers)) and time.monotonic() <= end:
             await asyncio.sleep(1.0)
         return found
 
-    def _not_at_rest(self) -> list[str]:
-        found = [x for m in self.members for x in _held(m)]
+    def _find_leftovers(self) -> list[str]:
+        found = [x for m in self.members for x in _find_held_tokens(m)]
         try:
-            for i, (router, before) in enumerate(zip(self.routers, self._held, strict=True)):
-                found += [f"router {i}: {x}" for x in leftovers.of_status(router.laps_status())]
-                found += [f"router {i}: {x}" for x in leftovers.of_descriptors(self._descriptors(router), before)]
+            for i, (router, before) in enumerate(zip(self.routers, self._initial_descriptors, strict=True)):
+                found += [f"router {i}: {x}" for x in leftovers.find_in_status(router.laps_status())]
+                found += [
+                    f"router {i}: {x}"
+                    for x in leftovers.find_extra_descriptors(self._count_descriptors(router), before)
+                ]
         except (OSError, ValueError, psutil.Error) as e:
             found.append(f"router: {e}")
         return found
 
-    def _descriptors(self, router: servers.Server) -> leftovers.Held:
+    def _count_descriptors(self, router: servers.Server) -> leftovers.Descriptors:
         assert router.process
-        return leftovers.Held.by(psutil.Process(router.process.pid), router.port, [m.proxy.port for m in self.members])
+        return leftovers.Descriptors.count(
+            psutil.Process(router.process.pid), router.port, [m.proxy.port for m in self.members]
+        )
 
     async def close(self) -> None:
         """Close the proxies."""
@@ -209,19 +220,19 @@ class Fleet:
             await m.proxy.close()
 
 
-def _runs(p: psutil.Process) -> bool:
+def _is_running(p: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return p.is_running() and p.status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def _held(m: Member) -> list[str]:
+def _find_held_tokens(m: Member) -> list[str]:
     try:
-        busy = sum(x["num_running_reqs"] + x["num_waiting_reqs"] for x in _loads(m))
+        busy = sum(x["num_running_reqs"] + x["num_waiting_reqs"] for x in _read_loads(m))
         if busy:
             return [f"{m.name}: {busy} requests running or waiting"]
-        _ask(m, "/flush_cache", "POST")
-        held = sum(x["num_used_tokens"] for x in _loads(m))
+        _send_request(m, "/flush_cache", "POST")
+        held = sum(x["num_used_tokens"] for x in _read_loads(m))
         return [f"{m.name}: {held} KV tokens are held"] if held else []
     except urllib.error.HTTPError as e:
         return [f"{m.name}: {e.url.rpartition('/')[2]} answered {e.code}: {e.read()[:100]!r}"]
@@ -229,11 +240,11 @@ def _held(m: Member) -> list[str]:
         return [f"{m.name}: {type(e).__name__}: {e}"]
 
 
-def _loads(m: Member) -> Any:
-    return json.loads(_ask(m, "/v1/loads?include=core"))["loads"]
+def _read_loads(m: Member) -> Any:
+    return json.loads(_send_request(m, "/v1/loads?include=core"))["loads"]
 
 
-def _ask(m: Member, path: str, method: str = "GET") -> bytes:
-    asked = urllib.request.Request(m.server.url + path, method=method, headers=servers.bearer(KEY))
-    with urllib.request.urlopen(asked, timeout=30) as reply:
+def _send_request(m: Member, path: str, method: str = "GET") -> bytes:
+    request = urllib.request.Request(m.server.url + path, method=method, headers=servers.bearer(KEY))
+    with urllib.request.urlopen(request, timeout=30) as reply:
         return bytes(reply.read())

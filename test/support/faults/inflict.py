@@ -15,9 +15,9 @@ import psutil
 
 from benchmark.rig.servers import HOST, bearer
 from faults import wire
-from faults.clients import bounded, exchange
+from faults.clients import exchange, run_with_limit
 from faults.fleet import HEAL_S, KEY, MAX_INFLIGHT, START_S, Fleet, Member
-from faults.oracle import Seen
+from faults.oracle import RequestRecord
 from faults.prompts import GENERATE
 from faults.proxies import PASS
 from faults.schedule import ROUTER, Fault
@@ -59,7 +59,7 @@ class Inflictor:
         self._over.set()
 
     async def _inflict(self, fault: Fault) -> None:
-        members = self._fleet.of(fault.lane)
+        members = self._fleet.with_role(fault.lane)
         target = members[fault.target % len(members)] if members else None
         name = target.name if target else ""
         self.now[fault.lane] = f"{fault.kind} {name or ROUTER}"
@@ -69,8 +69,10 @@ class Inflictor:
                 with self._fleet.evidence.window(fault.kind, name):
                     async with getattr(self, f"_{fault.kind}", self._proxy)(target, fault.kind):
                         await asyncio.sleep(fault.length_s)
-                    for sick in await self._fleet.sick(HEAL_S, name):
-                        self.wrong.append(f"the router still calls {sick} unhealthy {HEAL_S:.0f} s after its fault")
+                    for unhealthy in await self._fleet.find_unhealthy(HEAL_S, name):
+                        self.wrong.append(
+                            f"the router still calls {unhealthy} unhealthy {HEAL_S:.0f} s after its fault"
+                        )
             self.done[fault.lane, fault.kind] += 1
         finally:
             del self.now[fault.lane]
@@ -83,7 +85,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _kill(self, m: Member, _: str) -> AsyncIterator[None]:
-        m.kin = []
+        m.processes = []
         await asyncio.to_thread(m.server.kill)
         m.proxy.refuse()
         yield
@@ -91,7 +93,7 @@ class Inflictor:
         # In a thread, because on a slow disk the start takes seconds, and every proxy would stall.
         await asyncio.to_thread(m.server.start)
         begin = time.monotonic()
-        while (status := (await _asked(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
+        while (status := (await _send_request(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:
                 raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
             if status:
@@ -99,7 +101,7 @@ class Inflictor:
                 await m.proxy.listen()
             await asyncio.sleep(0.2)
         await m.proxy.listen()
-        m.kin = m.server.family()
+        m.processes = m.server.family()
 
     @contextlib.asynccontextmanager
     async def _stop(self, m: Member, _: str) -> AsyncIterator[None]:
@@ -121,9 +123,9 @@ class Inflictor:
         await self._post(m, "/continue_generation")
 
     async def _post(self, m: Member, path: str, **body: Any) -> None:
-        seen = await _asked(m.server.port, path, json.dumps(body).encode())
-        if seen.status != 200:
-            self.wrong.append(f"{path} of {m.name} answered {seen.status}: {seen.reason} {seen.broken}")
+        record = await _send_request(m.server.port, path, json.dumps(body).encode())
+        if record.status != 200:
+            self.wrong.append(f"{path} of {m.name} answered {record.status}: {record.reason} {record.broken}")
 
     @contextlib.asynccontextmanager
     async def _descriptors(self, router: None, kind: str) -> AsyncIterator[None]:
@@ -133,7 +135,7 @@ class Inflictor:
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         with contextlib.ExitStack() as stack:
             used = psutil.Process(pid).num_fds()
-            sick = await self._fleet.sick()
+            unhealthy = await self._fleet.find_unhealthy()
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS, before[1]))
             stack.callback(resource.prlimit, pid, resource.RLIMIT_NOFILE, before)
             for _ in range(3 * SPARE_DESCRIPTORS):
@@ -143,7 +145,7 @@ class Inflictor:
             yield
         now = time.monotonic()
         at_fault = {w.server for w in self._fleet.evidence.active(now - 20.0, now, 20.0)}
-        for name in await self._fleet.sick() - sick - at_fault:
+        for name in await self._fleet.find_unhealthy() - unhealthy - at_fault:
             self.wrong.append(f"the router called {name} unhealthy when its own descriptors were used up")
 
     @contextlib.asynccontextmanager
@@ -160,12 +162,14 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _flush(self, router: None, kind: str) -> AsyncIterator[None]:
-        seen = await _asked(self._fleet.port, "/flush_cache", limit_s=30.0)
-        if (seen.status or 0) >= 500 and not self.now.keys() - {ROUTER}:
-            self.wrong.append(f"/flush_cache answered {seen.status}")
+        record = await _send_request(self._fleet.port, "/flush_cache", limit_s=30.0)
+        if (record.status or 0) >= 500 and not self.now.keys() - {ROUTER}:
+            self.wrong.append(f"/flush_cache answered {record.status}")
         yield
 
 
-async def _asked(port: int, path: str, body: bytes = b"", method: str = "POST", limit_s: float | None = None) -> Seen:
-    seen = Seen(0, path)
-    return await bounded(exchange(port, wire.request(path, body, bearer(KEY), method), seen), seen, limit_s)
+async def _send_request(
+    port: int, path: str, body: bytes = b"", method: str = "POST", limit_s: float | None = None
+) -> RequestRecord:
+    record = RequestRecord(0, path)
+    return await run_with_limit(exchange(port, wire.request(path, body, bearer(KEY), method), record), record, limit_s)

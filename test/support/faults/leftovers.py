@@ -15,7 +15,7 @@ over these connections in turn, so about ten stay open."""
 
 
 @dataclass(frozen=True)
-class Held:
+class Descriptors:
     """Descriptors of a process."""
 
     clients: int
@@ -28,7 +28,7 @@ class Held:
     """All other descriptors."""
 
     @classmethod
-    def by(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Held:
+    def count(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Descriptors:
         """Return the descriptors of the process that listens on ``port``. ``servers``: ports of the servers. Raises
         psutil.Error."""
         # Count first: a descriptor opened between the two calls must not count as an extra descriptor.
@@ -40,7 +40,7 @@ class Held:
         return cls(len(clients), upstream, broken, number - len(clients) - upstream.total())
 
 
-def of_status(status: Mapping[str, Any]) -> Iterator[str]:
+def find_in_status(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield leftovers in a router's /laps_status: leases, slots at servers, failed tasks."""
     for name in ("in_flight", "queued"):
         if status[name]:
@@ -53,7 +53,7 @@ def of_status(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"the task {task['name']} failed {task['restarts']} times: {task['error']}"
 
 
-def of_descriptors(now: Held, before: Held) -> Iterator[str]:
+def find_extra_descriptors(now: Descriptors, before: Descriptors) -> Iterator[str]:
     """Yield descriptors that should be closed or that did not exist before the first request."""
     if now.clients:
         yield f"{now.clients} connections of clients"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 BEGIN = "Traceback (most recent call last)"
 ALARMS = ("memory leak detected", "Scheduler hit an exception", "Fatal Python error", "was never retrieved")
-OWN: dict[str, str] = {
+KNOWN_TRACEBACKS: dict[str, str] = {
     r"RequestValidationError: <exception str\(\) failed>|fastapi/exceptions\.py\", line \d+, in __str__": (
         "FastAPI cannot print a body that it refuses where that is nested 1,000 deep"
     ),
@@ -40,7 +40,7 @@ _TRACEBACK = re.compile(rf"^(?:.*\n)?{_ONE}(?:{_CHAIN}{_ONE})*", re.MULTILINE)
 
 
 @dataclass
-class Found:
+class ScanResult:
     """Result of a scan."""
 
     wrong: list[str] = field(default_factory=list)
@@ -49,28 +49,28 @@ class Found:
     """Ignored tracebacks of SGLang, by reason."""
 
 
-def scan(logs: Iterable[Path]) -> Found:
+def scan(logs: Iterable[Path]) -> ScanResult:
     """Scan all logs."""
-    found = Found()
+    found = ScanResult()
     for log in logs:
         if not log.exists():
             continue
         lines = log.read_text(errors="replace").splitlines()
         for text in _TRACEBACK.findall("\n".join(lines)):
-            why = next((why for pattern, why in OWN.items() if re.search(pattern, text, re.DOTALL)), None)
+            why = next((why for pattern, why in KNOWN_TRACEBACKS.items() if re.search(pattern, text, re.DOTALL)), None)
             if why:
                 found.own[why] += 1
             else:
-                found.wrong.append(f"{log.name}: {_last(text)}")
+                found.wrong.append(f"{log.name}: {_last_line(text)}")
         found.wrong += [
             f"{log.name}: {x.strip()[:200]}"
             for x, after in itertools.pairwise((*lines, ""))
-            if any(a in x for a in ALARMS) and not any(re.search(p, after) for p in OWN)
+            if any(a in x for a in ALARMS) and not any(re.search(p, after) for p in KNOWN_TRACEBACKS)
         ]
     return found
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     lines = [x for x in text.splitlines() if x.strip()]
     where = [x.strip() for x in lines if x.strip().startswith("File ")]
     return f"{lines[-1].strip()[:200]} ({where[-1] if where else 'nowhere'})"

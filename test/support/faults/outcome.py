@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.results.piece import Figure, Piece, Table
-from faults.comparison import Compared
+from faults.comparison import Comparison
 from faults.oracle import ENDS, HUNG, LOST, WRONG, Oracle
 
 
-def piece(
+def make_piece(
     oracle: Oracle,
-    compared: Sequence[Compared],
+    compared: Sequence[Comparison],
     *,
     seed: int,
     seconds: float,
@@ -29,9 +29,9 @@ def piece(
     of tracebacks of SGLang's own bugs, by reason. ``sent``: number of hostile requests to compare.
     """
     wrong = {
-        "requests that ended twice": [str(n) for n in oracle.twice],
+        "requests that ended twice": [str(n) for n in oracle.repeated],
         **wrong,
-        "hostile requests taken worse than by stock": [str(c) for c in compared if not c.fine],
+        "hostile requests taken worse than by stock": [str(c) for c in compared if not c.acceptable],
     }
     better = [str(c) for c in compared if c.better]
     counts = {
@@ -64,7 +64,7 @@ def piece(
         data={
             "settings": settings,
             "seconds": round(seconds, 1),
-            "ends": {deed: dict(c) for deed, c in oracle.by_deed.items()},
+            "ends": {action: dict(c) for action, c in oracle.by_action.items()},
             "reasons": dict(oracle.why.most_common()),
             "inflicted": {f"{lane} {kind}": n for (lane, kind), n in sorted(inflicted.items())},
             "failures": oracle.failures,
@@ -78,18 +78,18 @@ def piece(
 def _table(oracle: Oracle, inflicted: Counter[tuple[str, str]], seconds: float) -> Table:
     """Return a table of ends, by the clients' actions."""
     rows: list[Sequence[str]] = [
-        (deed, str(c.total()), *(str(c[e]) for e in ENDS)) for deed, c in sorted(oracle.by_deed.items())
+        (action, str(c.total()), *(str(c[e]) for e in ENDS)) for action, c in sorted(oracle.by_action.items())
     ]
     rows.append(("all", str(len(oracle.ends)), *(str(oracle.total(e)) for e in ENDS)))
     faults = Counter[str]()
     for (_, kind), n in inflicted.items():
         faults[kind] += n
-    told = ", ".join(f"{n} {kind}" for kind, n in sorted(faults.items())) or "none"
-    note = f"{seconds:.0f} s of load; faults: {told}"
+    faults_text = ", ".join(f"{n} {kind}" for kind, n in sorted(faults.items())) or "none"
+    note = f"{seconds:.0f} s of load; faults: {faults_text}"
     return Table("How requests ended, by what their clients did", ("deed", "requests", *ENDS), rows, note)
 
 
-def complaints(found: Piece, most: int = 12) -> list[str]:
+def describe_failures(found: Piece, most: int = 12) -> list[str]:
     """Return one line for each cause of a missed bar."""
     lines = [f"{f['end']}: {f['deed']} {f['number']}: {f['why']}" for f in found.data["failures"]]
     lines += [f"{name}: {x}" for name, of in found.data["wrong"].items() for x in of]

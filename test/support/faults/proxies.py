@@ -44,7 +44,7 @@ class Link:
         self._owed: int | None = None
         """Bytes missing from a reply of known length; None if the reply ends with a last chunk."""
 
-    def replied(self, data: bytes) -> None:
+    def track_reply(self, data: bytes) -> None:
         """Track how much of the reply is missing after this chunk."""
         if data.startswith(b"HTTP/1."):
             head, _, data = data.partition(b"\r\n\r\n")
@@ -56,7 +56,7 @@ class Link:
         else:
             self.answered = data.endswith(LAST_CHUNK)
 
-    def brings_request(self) -> bool:
+    def has_unread_bytes(self) -> bool:
         """Return True if bytes have come that nobody has read."""
         waiting: Any = self.reader
         arrived, *_ = select.select([self.writer.get_extra_info("socket")], [], [], 0.0)
@@ -92,8 +92,8 @@ class Proxy:
         """Connections that the kernel accepted and nobody had taken when the proxy began to refuse."""
         self._links: set[Link] = set()
         self._mode = PASS
-        self._speaks = asyncio.Event()
-        self._speaks.set()
+        self._not_silent = asyncio.Event()
+        self._not_silent.set()
 
     @property
     def url(self) -> str:
@@ -119,7 +119,7 @@ class Proxy:
                     taken.add_done_callback(self._late.discard)
             self._listener.close()
             self._listener = self._socket = None
-        for link in [link for link in self._links if link.answered and not link.brings_request()]:
+        for link in [link for link in self._links if link.answered and not link.has_unread_bytes()]:
             link.end(abrupt=True)
 
     async def _take(self, connection: socket.socket) -> None:
@@ -132,7 +132,7 @@ class Proxy:
         if mode == REFUSE:
             self.refuse()
         elif mode == SILENT:
-            self._speaks.clear()
+            self._not_silent.clear()
             for link in self._links:
                 if not link.answered:
                     self._evidence.note(link.marker, self.name, SILENT)
@@ -141,7 +141,7 @@ class Proxy:
         elif was == SILENT:
             for link in list(self._links):
                 link.end(abrupt=True)
-            self._speaks.set()
+            self._not_silent.set()
 
     async def close(self) -> None:
         """Close everything."""
@@ -162,19 +162,19 @@ class Proxy:
                     body = await reader.readexactly(int(length[1])) if length else b""
                     number = _NUMBER.search(head)
                     link.marker, link.answered, link.chunks_left = int(number[1]) if number else None, False, None
-                    await self._meet(link, head + body)
+                    await self._handle(link, head + body)
         finally:
-            self._probed(link)
+            self._record_probe(link)
             link.end(abrupt=False)
             self._links.discard(link)
 
-    def _probed(self, link: Link) -> None:
+    def _record_probe(self, link: Link) -> None:
         """Record that a probe was answered, or given up by the router."""
         if link.probed is not None:
-            self._evidence.probed(self.name, link.probed)
+            self._evidence.record_probe(self.name, link.probed)
             link.probed = None
 
-    async def _meet(self, link: Link, request: bytes) -> None:
+    async def _handle(self, link: Link, request: bytes) -> None:
         if self._listener is None:
             self._evidence.note(link.marker, self.name, DIED)
             link.end(abrupt=True)
@@ -186,7 +186,7 @@ class Proxy:
             raise ConnectionResetError
         if self._mode == STORM:
             self._evidence.note(link.marker, self.name, STORM)
-            link.writer.write(_storm(self._rng.choice(list(STATUSES))))
+            link.writer.write(_storm_reply(self._rng.choice(list(STATUSES))))
             await link.writer.drain()
             link.answered = True
             return
@@ -206,18 +206,18 @@ class Proxy:
             except OSError:
                 link.end(abrupt=True)
                 raise
-            link.back = asyncio.ensure_future(self._back(link, link.up[0]))
+            link.back = asyncio.ensure_future(self._forward_replies(link, link.up[0]))
         self._evidence.note(link.marker, self.name, "sent")
         link.probed = self._evidence.clock() if request.startswith(PROBE) else None
         link.up[1].write(request)
         await link.up[1].drain()
 
-    async def _back(self, link: Link, reader: asyncio.StreamReader) -> None:
+    async def _forward_replies(self, link: Link, reader: asyncio.StreamReader) -> None:
         """Forward the server's replies."""
         try:
             while data := await reader.read(1 << 16):
-                self._probed(link)
-                await self._speaks.wait()
+                self._record_probe(link)
+                await self._not_silent.wait()
                 if not link.answered and data.startswith(b"HTTP/1."):
                     self._evidence.note(link.marker, self.name, f"answered {data[9:12].decode('latin-1')}")
                 if link.chunks_left is not None:
@@ -236,16 +236,16 @@ class Proxy:
                         return
                 link.writer.write(data)
                 if b"data: " in data:
-                    self._evidence.passed(link.marker, self.name)
+                    self._evidence.record_chunk(link.marker, self.name)
                 await link.writer.drain()
-                link.replied(data)
-            await self._speaks.wait()
+                link.track_reply(data)
+            await self._not_silent.wait()
             link.end(abrupt=False)
         except OSError:
             link.end(abrupt=True)
 
 
-def _storm(status: int) -> bytes:
+def _storm_reply(status: int) -> bytes:
     body = b'{"error": {"message": "%b", "type": "storm", "code": %d}}' % (STORM_WORDS.encode(), status)
     head = (
         f"HTTP/1.1 {status} {STATUSES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -30,7 +30,7 @@ LANES = {PREFILL: SERVER_FAULTS, DECODE: DECODE_FAULTS, ROUTER: ROUTER_FAULTS}
 GAP_S = {PREFILL: (1.0, 4.0), DECODE: (1.0, 4.0), ROUTER: (4.0, 12.0)}
 """Shortest and longest pause before a fault, by lane (seconds)."""
 
-DEEDS = {
+ACTIONS = {
     PLAIN: 71, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, "stall": 2, "pipeline": 2, "keyless": 3,
     HOSTILE: 3,
 }  # fmt: skip
@@ -38,7 +38,7 @@ DEEDS = {
 aborting by id; two requests under one id; several prompts in one request; not reading a stream for a while, or at all;
 further requests on a connection that has an answer under way; aborting others' requests without the key; a hostile
 body."""
-CLASSES = (*DECODE_FAULTS, *ROUTER_FAULTS, *(d for d in DEEDS if d != PLAIN))
+KINDS = (*DECODE_FAULTS, *ROUTER_FAULTS, *(d for d in ACTIONS if d != PLAIN))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Deed:
+class Action:
     """One action of a client."""
 
     kind: str
@@ -78,20 +78,20 @@ def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
             yield Fault(kind, lane, rng.randrange(1 << 16), rng.uniform(*LANES[lane][kind]), rng.uniform(*GAP_S[lane]))
 
 
-def deeds(seed: int, only: str | None = None) -> Iterator[Deed]:
+def actions(seed: int, only: str | None = None) -> Iterator[Action]:
     """Yield random actions without end. With ``only`` half of the actions are that action, the rest are plain."""
     rng = random.Random(f"{seed} deeds")
-    weights = dict(DEEDS)
-    if only in DEEDS and only != PLAIN:
+    weights = dict(ACTIONS)
+    if only in ACTIONS and only != PLAIN:
         weights = {PLAIN: 1, only: 1}
     elif only is not None:
         weights = {PLAIN: 1}
     kinds, shares = list(weights), list(weights.values())
     while True:
         (kind,) = rng.choices(kinds, shares)
-        yield Deed(kind, rng.randrange(1 << 16), rng.random() < 0.5, rng.random() < 0.6, rng.getrandbits(32))
+        yield Action(kind, rng.randrange(1 << 16), rng.random() < 0.5, rng.random() < 0.6, rng.getrandbits(32))
 
 
-def covered(inflicted: Collection[tuple[str, str]], only: str | None = None) -> bool:
+def all_faults_inflicted(inflicted: Collection[tuple[str, str]], only: str | None = None) -> bool:
     """Return True if every fault of every lane has happened; ``inflicted``: (lane, kind)."""
     return all((lane, kind) in inflicted for lane, kinds in LANES.items() for kind in kinds if only in (None, kind))

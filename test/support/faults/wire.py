@@ -20,7 +20,7 @@ LAST = b"data: [DONE]"
 """Event that ends a stream, also a failed one."""
 
 
-class Broken(Exception):
+class BrokenReply(Exception):
     """The reply is not HTTP, or ended too early."""
 
 
@@ -45,7 +45,7 @@ class Reply:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._reader.read(1 << 16))
         except h11.RemoteProtocolError as e:
-            raise Broken(f"no whole reply: {e}") from None
+            raise BrokenReply(f"no whole reply: {e}") from None
         return event
 
     async def head(self) -> None:
@@ -65,7 +65,7 @@ class Reply:
         """Return the whole body. Raises Broken, OSError."""
         return b"".join([piece async for piece in self.pieces()])
 
-    async def said(self) -> AsyncIterator[Any]:
+    async def values(self) -> AsyncIterator[Any]:
         """Yield the JSON value of each event, or of the whole body (None: no JSON). Raises Broken, OSError,
         ValueError."""
         if not self.events:
@@ -78,12 +78,12 @@ class Reply:
             *whole, rest = (rest + piece).split(b"\n\n")
             for event in whole:
                 if self.ended or not event.startswith(b"data: "):
-                    raise Broken(f"{'an event after the last one' if self.ended else 'no event'}: {event[:60]!r}")
+                    raise BrokenReply(f"{'an event after the last one' if self.ended else 'no event'}: {event[:60]!r}")
                 self.ended = event == LAST
                 if not self.ended:
                     yield json.loads(event[6:])
         if rest.strip():
-            raise Broken(f"the stream ends within an event: {rest[-60:]!r}")
+            raise BrokenReply(f"the stream ends within an event: {rest[-60:]!r}")
 
 
 async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -132,13 +132,13 @@ def request(path: str, body: bytes, headers: Mapping[str, str] | None = None, me
 def reason(body: bytes) -> str:
     """Return the message of an error reply; empty if there is none."""
     try:
-        return told(json.loads(body))
+        return error_message(json.loads(body))
     except ValueError:
         return body.decode("utf-8", "replace").strip()[:300]
 
 
-def told(said: Any) -> str:
+def error_message(value: Any) -> str:
     """Return the message in an error object of SGLang, of the router or of FastAPI."""
-    while isinstance(said, dict):
-        said = next((said[k] for k in ("error", "message", "detail") if said.get(k)), None)
-    return str(said)[:300] if said else ""
+    while isinstance(value, dict):
+        value = next((value[k] for k in ("error", "message", "detail") if value.get(k)), None)
+    return str(value)[:300] if value else ""

@@ -1,7 +1,7 @@
 """HiCache without a GPU.
 
 In SGLang, copies between device and host are CUDA kernels on separate streams. Here each stream is a thread that works
-in order. A copy is made by torch, takes ``LATE_S`` and keeps its target at NaN until it is done. Therefore a batch that
+in order. A copy is made by torch, takes ``COPY_S`` and keeps its target at NaN until it is done. Therefore a batch that
 reads a layer before that layer's copy has ended computes NaN, whereas a GPU would read stale memory.
 """
 
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import torch
 
-LATE_S = 0.05
+COPY_S = 0.05
 """Duration of each copy (seconds); loading a prompt's prefix needs one copy for each layer."""
 
 
@@ -106,7 +106,7 @@ def transfer_kv_direct(
         dst[dst_indices] = torch.nan
 
     def copy() -> None:
-        time.sleep(LATE_S)
+        time.sleep(COPY_S)
         for src, dst in zip(src_layers, dst_layers, strict=True):
             dst[dst_indices] = src[src_indices]
 

@@ -27,7 +27,7 @@ from benchmark.rig.devices import MODELS
 from benchmark.rig.progress import Progress
 from soak import memory
 from soak.load import Load
-from soak.memory import MOST, Growth, Record
+from soak.memory import MAX_RATIO, Growth, Record
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """Small model whose KV fills in seconds and whose chunks take some milliseconds."""
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         try:
             with servers.running(first, second, decode, say=say), servers.running(router, say=say):
-                piece = asyncio.run(_soak(args, (first, second, decode, router), say))
+                piece = asyncio.run(_run_soak(args, (first, second, decode, router), say))
         finally:
             say.done()
     piece.save_and_print(args.out, "./run bench soak", argv, every=True)
@@ -84,20 +84,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(f.met is False for f in piece.figures) else 0
 
 
-async def _soak(args: argparse.Namespace, up: Sequence[servers.Server], say: Progress) -> Piece:
+async def _run_soak(args: argparse.Namespace, up: Sequence[servers.Server], say: Progress) -> Piece:
     load, end_s = Load(up[-1].port, args.seed, args.rate), 60.0 * args.minutes
     say("filling the caches")
     await load.fill(FILL_TOKENS)
     record = Record(processes(up))
     begin = time.monotonic()
     running = asyncio.ensure_future(load.run(lambda: time.monotonic() - begin >= end_s))
-    for at_s in memory.times(end_s):
+    for at_s in memory.sample_times(end_s):
         while (left := begin + at_s - time.monotonic()) > 0:
             say(f"{at_s / 60:.0f} of {args.minutes:g} minutes; {load.sent} requests")
             await asyncio.sleep(min(left, 5.0))
-        record.take(at_s)
+        record.take_samples(at_s)
     await running
-    return result(args, load, record)
+    return make_piece(args, load, record)
 
 
 def processes(up: Sequence[servers.Server]) -> dict[str, psutil.Process]:
@@ -105,16 +105,16 @@ def processes(up: Sequence[servers.Server]) -> dict[str, psutil.Process]:
     found: dict[str, psutil.Process] = {}
     for server in up:
         for p in server.family():
-            name = memory.name_of(p, server.name, bool(server.process and p.pid == server.process.pid))
+            name = memory.process_name(p, server.name, bool(server.process and p.pid == server.process.pid))
             found[name if name not in found else f"{name} {p.pid}"] = p
     return found
 
 
-def result(args: argparse.Namespace, load: Load, record: Record) -> Piece:
+def make_piece(args: argparse.Namespace, load: Load, record: Record) -> Piece:
     """Return the piece for the report."""
     grown = record.growth(60.0 * args.run_in, 60.0 * args.minutes)
     bad = sum(load.ends[end] for end in ("failed", "hung"))
-    figures = [_figure(g) for g in grown]
+    figures = [_make_figure(g) for g in grown]
     return Piece(
         name="soak",
         title="Memory under load that lasts",
@@ -123,24 +123,26 @@ def result(args: argparse.Namespace, load: Load, record: Record) -> Piece:
         "and of no file, shared pages divided among those that share them (PSS): at the end over after the run-in, "
         "medians of a minute.",
         seed=args.seed,
-        tables=[_table(grown, record, args.minutes)],
+        tables=[_make_table(grown, record, args.minutes)],
         figures=[
             *figures, Figure("requests that failed", float(bad), "0", bad == 0),
             Figure("requests", float(load.sent)), Figure("cores kept busy", record.cores()),
         ],
         data={
             "settings": {"minutes": args.minutes, "run_in": args.run_in, "rate": args.rate},
-            "ends": dict(load.ends), "wrong": load.wrong, "grown": [str(g) for g in grown if not g.fine],
+            "ends": dict(load.ends), "wrong": load.wrong, "grown": [str(g) for g in grown if not g.acceptable],
             "samples": record.raw(),
         },
     )  # fmt: skip
 
 
-def _figure(g: Growth) -> Figure:
-    return Figure(f"memory of {g.name}", float("nan") if g.ratio is None else g.ratio, f"<= {MOST:g}", g.fine)
+def _make_figure(g: Growth) -> Figure:
+    return Figure(
+        f"memory of {g.name}", float("nan") if g.ratio is None else g.ratio, f"<= {MAX_RATIO:g}", g.acceptable
+    )
 
 
-def _table(grown: Sequence[Growth], record: Record, minutes: float) -> Table:
+def _make_table(grown: Sequence[Growth], record: Record, minutes: float) -> Table:
     rows: list[Sequence[str]] = []
     for g in grown:
         some = record.samples[g.name]

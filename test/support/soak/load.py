@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from faults import wire
-from faults.clients import bounded, exchange
-from faults.oracle import Seen
+from faults.clients import exchange, run_with_limit
+from faults.oracle import RequestRecord
 from faults.prompts import CHAT, COMPLETIONS, GENERATE
 from laps_plan.traffic import named
 from laps_plan.traffic.job import Job
@@ -30,7 +30,7 @@ LONE_S_PER_TOKEN = 1e-4
 SETS = 4
 """Rounds of all workloads after which conversations and documents repeat. Then some are cached on the
 device, some on the host, some nowhere."""
-MOST = 16
+MAX_IN_FLIGHT = 16
 """Most requests in flight. Further requests are not sent, so that the load falls when other work takes the cores."""
 LIMIT_S = 300.0
 """Time after which a request without an end counts as hung."""
@@ -74,7 +74,7 @@ class Load:
                 await asyncio.sleep(min(left, 1.0))
             if over():
                 break
-            if len(running) >= MOST:
+            if len(running) >= MAX_IN_FLIGHT:
                 self.ends["not sent"] += 1
                 continue
             task = asyncio.ensure_future(self._one(job, prompts, random.Random(rng.random())))
@@ -132,38 +132,38 @@ class Load:
         return GENERATE, {"input_ids": ids, "sampling_params": params}
 
     async def _ask(
-        self, asked: tuple[str, dict[str, Any]], stream: bool, leave_s: float | None = None, rid: str | None = None
+        self, request: tuple[str, dict[str, Any]], stream: bool, leave_s: float | None = None, rid: str | None = None
     ) -> None:
-        route, body = asked
+        route, body = request
         body = {**body, "stream": stream, **({"rid": rid} if rid else {})}
-        seen = Seen(next(self._numbers), route, stream=stream, aborted=rid is not None)
-        await bounded(
-            exchange(self._port, wire.request(route, json.dumps(body).encode()), seen), seen, leave_s, LIMIT_S
+        record = RequestRecord(next(self._numbers), route, stream=stream, aborted=rid is not None)
+        await run_with_limit(
+            exchange(self._port, wire.request(route, json.dumps(body).encode()), record), record, leave_s, LIMIT_S
         )
-        self._end(seen)
+        self._end(record)
 
     async def _abort(self, route: str, body: dict[str, Any], stream: bool, rng: random.Random) -> None:
         rid = f"soak-{rng.getrandbits(64):016x}"
 
         async def end_it() -> None:
             await asyncio.sleep(rng.random())
-            told = Seen(0, "abort")
+            abort_record = RequestRecord(0, "abort")
             raw = wire.request("/abort_request", json.dumps({"rid": rid}).encode())
-            await bounded(exchange(self._port, raw, told), told)
-            self._end(told)
+            await run_with_limit(exchange(self._port, raw, abort_record), abort_record)
+            self._end(abort_record)
 
         await asyncio.gather(self._ask((route, body), stream, rid=rid), end_it())
 
-    def _end(self, seen: Seen) -> None:
+    def _end(self, record: RequestRecord) -> None:
         end = "answered"
-        if seen.left:
+        if record.left:
             end = "left"
-        elif seen.hung:
+        elif record.hung:
             end = "hung"
-        elif not seen.done:
+        elif not record.done:
             # An aborted request may end in any way.
-            end = "aborted" if seen.aborted else "failed"
+            end = "aborted" if record.aborted else "failed"
         self.ends[end] += 1
         if end in ("hung", "failed") and len(self.wrong) < 100:
-            why = f"no end after {LIMIT_S:.0f} s" if seen.hung else f"{seen.status} {seen.reason} {seen.broken}"
-            self.wrong.append(f"{seen.deed} {seen.number}: {why}")
+            why = f"no end after {LIMIT_S:.0f} s" if record.hung else f"{record.status} {record.reason} {record.broken}"
+            self.wrong.append(f"{record.action} {record.number}: {why}")

@@ -15,7 +15,7 @@ EVERY_S = 30.0
 """Time between two samples (seconds)."""
 WINDOW_S = 60.0
 """Length of the window whose median sample counts as the memory at a time (seconds)."""
-MOST = 1.05
+MAX_RATIO = 1.05
 """Largest ratio of the memory at the end to the memory after the run-in."""
 
 
@@ -54,9 +54,9 @@ class Growth:
         return self.after / self.before if self.before and self.after else None
 
     @property
-    def fine(self) -> bool:
+    def acceptable(self) -> bool:
         """Return True if the process ran all the time and has not grown beyond the bar; shrinking is no leak."""
-        return self.ratio is not None and self.ratio <= MOST
+        return self.ratio is not None and self.ratio <= MAX_RATIO
 
     def __str__(self) -> str:
         if self.ratio is None or self.before is None or self.after is None:
@@ -84,7 +84,7 @@ def sample(process: psutil.Process, at_s: float) -> Sample | None:
         return None
 
 
-def name_of(process: psutil.Process, server: str, first: bool) -> str:
+def process_name(process: psutil.Process, server: str, first: bool) -> str:
     """Return the name of a process: its server, and its role there from SGLang's process title."""
     with contextlib.suppress(psutil.Error):
         title = " ".join(process.cmdline())
@@ -101,7 +101,7 @@ class Record:
         self._processes = dict(processes)
         self.samples: dict[str, list[Sample]] = {name: [] for name in processes}
 
-    def take(self, at_s: float) -> None:
+    def take_samples(self, at_s: float) -> None:
         """Take one sample of each running process."""
         for name, process in self._processes.items():
             if (one := sample(process, at_s)) is not None:
@@ -129,7 +129,7 @@ def _median(samples: Sequence[Sample], begin_s: float, end_s: float) -> float | 
     return float(statistics.median(within)) if within else None
 
 
-def times(end_s: float, every_s: float = EVERY_S) -> Iterator[float]:
+def sample_times(end_s: float, every_s: float = EVERY_S) -> Iterator[float]:
     """Yield the times of samples: from 0 on, and at the end (seconds)."""
     n = 0
     while (at := n * every_s) < end_s:

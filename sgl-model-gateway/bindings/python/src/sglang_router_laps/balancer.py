@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import resource
+import sys
 from collections.abc import Collection
 from types import FrameType
 from typing import Any
@@ -69,7 +70,8 @@ class LapsBalancer:
         limit = raise_limit()
         queue = router.queue
         wanted = queue.max_in_flight, queue.max_queued
-        queue.max_in_flight, queue.max_queued = share_descriptors(limit, max(SERVERS, len(router.instances)), *wanted)
+        shares = share_descriptors(limit, max(SERVERS, len(router.instances)), *wanted)
+        queue.max_in_flight, queue.max_queued, clients = shares
         if wanted != (queue.max_in_flight, queue.max_queued):
             logger.warning(
                 "%d requests at a time and %d queued, not %d and %d: %d file descriptors",
@@ -85,7 +87,7 @@ class LapsBalancer:
         # stop all requests for 170 ms.
         gc.collect()
         gc.freeze()
-        Server(self.server_config(), router).run()
+        Server(self.server_config(), router, clients).run()
 
     def server_config(self) -> uvicorn.Config:
         """Return uvicorn's configuration for the application."""
@@ -112,11 +114,23 @@ class LapsBalancer:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which marks the router as draining on a stop signal."""
+    """uvicorn's server, which marks the router as draining on a stop signal, and closes idle connections if there are
+    more than ``clients`` connections: they would lock out new clients, or take the descriptors of requests."""
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router, clients: int = sys.maxsize) -> None:
         super().__init__(config)
-        self._router = router
+        self._router, self._clients = router, clients
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close the connections that have been idle longest. uvicorn calls this method ten times a second."""
+        there: Any = self.server_state.connections
+        if len(there) > self._clients:
+            # While an answer is read, its connection is not idle.
+            idle = [c for c in there if c.timeout_keep_alive_task and not c.transport.get_write_buffer_size()]
+            idle.sort(key=lambda c: c.timeout_keep_alive_task.when())
+            for c in idle[: len(there) - self._clients]:
+                c.transport.abort()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Mark the router as draining. uvicorn calls this method on a signal."""
@@ -141,11 +155,12 @@ def raise_limit() -> int:
     return hard
 
 
-def share_descriptors(limit: int, servers: int, requests: int, queued: int) -> tuple[int, int]:
+def share_descriptors(limit: int, servers: int, requests: int, queued: int) -> tuple[int, int, int]:
     """Return how many of ``requests`` at a time and of ``queued`` requests ``limit`` file descriptors allow, less the
-    descriptors that are open already and those for ``servers`` servers. At least one request is allowed."""
+    descriptors that are open already and those for ``servers`` servers, and how many connections to clients. At least
+    one request is allowed."""
     if limit == resource.RLIM_INFINITY:
-        return requests, queued
+        return requests, queued, sys.maxsize
     try:
         taken = len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -153,4 +168,5 @@ def share_descriptors(limit: int, servers: int, requests: int, queued: int) -> t
     free = max(0, limit - taken - SPARE - PER_SERVER * servers)
     # A queued request holds only the client's connection. A long queue takes no more requests away than it has.
     allowed = min(requests, max(1, (free - queued) // PER_REQUEST, min(queued, free // (PER_REQUEST + 1))))
-    return allowed, min(queued, max(0, free - PER_REQUEST * allowed))
+    clients = max(SPARE, free - (PER_REQUEST - 1) * allowed)
+    return allowed, min(queued, max(0, free - PER_REQUEST * allowed)), clients

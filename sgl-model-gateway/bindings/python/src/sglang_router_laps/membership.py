@@ -25,7 +25,7 @@ from .servers.discovery.sources import is_name, sources
 from .servers.health import Health
 from .servers.reader import KvReader
 from .servers.signals import SignalReader
-from .servers.upstream import Sessions
+from .servers.upstream import Sessions, plain
 from .tasks import Task, Tasks
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class Membership:
         self.sources = sources(args)
         self.sessions = Sessions(tls.to_servers(args), args.api_key)
         self.health = Health(self.sessions, args)
-        prefills = [(url, port) for url, port in args.prefill_urls if not is_name(url)]
-        decodes = [url for url in args.decode_urls if not is_name(url)]
+        prefills = [(plain(url), port) for url, port in args.prefill_urls if not is_name(url)]
+        decodes = [plain(url) for url in args.decode_urls if not is_name(url)]
         self.pools = pools(prefills, config, time.monotonic, decoders=decodes, fixed=not self.sources)
         self.instances: list[Instance] = []
         """All servers, draining ones included."""
@@ -64,7 +64,7 @@ class Membership:
         """Servers that get no new requests and finish the requests in flight, each with the task that drains it."""
         self._args = args
         self._tasks = tasks
-        self._signal_s, self._threshold = config.pressure.sample_s, config.threshold
+        self._signal_s, self._threshold = config.sample_s, config.threshold
         self._found: dict[str, dict[str, Found]] = {}
         """Servers that each source named last: source -> URL -> server."""
         self._watchers: dict[Instance, Task | None] = {}
@@ -80,6 +80,7 @@ class Membership:
     def open(self) -> None:
         """Start watching servers and sources."""
         self._open = True
+        self._tasks.keep("clock", self.health.watch_clock)
         for i in self.instances:
             self._watch(i)
         for source in self.sources:
@@ -87,7 +88,7 @@ class Membership:
 
     def at(self, url: str) -> Instance | None:
         """Return the server at ``url`` that gets requests, else a draining server there, else None."""
-        url = url.rstrip("/")
+        url = plain(url)
         return next(iter(sorted((i for i in self.instances if i.url == url), key=self.draining.__contains__)), None)
 
     def add(self, role: Role, url: str, bootstrap_port: int | None, source: str) -> Instance:
@@ -104,13 +105,11 @@ class Membership:
                 self._stop(self.draining.pop(there))
                 self._join(there, source)
                 return there
-        prefill = role == "prefill"
+        url, clock = plain(url), time.monotonic
         there = (
-            PrefillInstance(
-                url, bootstrap_port, self.pools.choose_pool(), clock=time.monotonic, learnt=self.pools.learnt
-            )
-            if prefill
-            else DecodeInstance(url, time.monotonic)
+            PrefillInstance(url, bootstrap_port, self.pools.choose_pool(), clock=clock, learnt=self.pools.learnt)
+            if role == "prefill"
+            else DecodeInstance(url, clock)
         )
         self._equip(there, source)
         self._join(there, source)
@@ -131,14 +130,18 @@ class Membership:
 
     def follow(self, source: str, found: Collection[Found]) -> None:
         """Add and remove servers by the changes between the previous list of ``source`` and ``found``. A server that
-        has not changed in the lists stays as other sources or the API have left it."""
+        has not changed in the lists stays as other sources or the API have left it. A server that another source still
+        names becomes a server of that source."""
         now = {f.url: f for f in sorted(found, key=lambda f: f.url)}
         before, self._found[source] = self._found.get(source, {}), now
         for url, old in before.items():
             there = self.at(url)
-            new = now.get(url)
-            moved = new is None or (new.role, new.bootstrap_port) != (old.role, old.bootstrap_port)
-            if moved and there is not None and self.source[there] == source:
+            naming = [s for s, known in self._found.items() if url in known and known[url].kind == old.kind]
+            if there is None or self.source[there] != source or source in naming:
+                continue
+            if naming:
+                self.source[there] = naming[0]
+            else:
                 self.remove(url)
         for url, new in now.items():
             if new == before.get(url):

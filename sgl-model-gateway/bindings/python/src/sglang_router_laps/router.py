@@ -41,15 +41,14 @@ class Router:
         self.draining = False
         """True while the router is being stopped and should get no new requests."""
         self.aborter = Aborter(self.sessions, self.instances)
-        pressure = config.pressure
-        self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
+        self.journal = Journal(HISTORY_S, round(HISTORY_S / config.sample_s))
         self.counts = self.journal.counts
         records = Records(self.pools, self.sessions)
         self.control = Control(
             self.pools,
             self.readers,
             records,
-            pressure,
+            config,
             self.journal.note_beat,
             kv_readers=members.kv_readers,
             failed=self._beat_failed,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
+from yarl import URL
 
 from . import tracing
 from .servers.discovery.names import SCHEME
@@ -44,6 +45,12 @@ REFUSED: dict[str, str] = {
 }
 """Flags that are refused, because users would rely on their effect. Field -> reason."""
 
+POSITIVE = (
+    "max_payload_size", "request_timeout_secs", "health_check_interval_secs", "health_check_timeout_secs",
+    "health_failure_threshold", "health_success_threshold", "service_discovery_port",
+)  # fmt: skip
+"""Fields whose value must be greater than 0."""
+
 OF_DISCOVERY = frozenset(n for n in HONOURED if n.startswith("service_discovery_") or n.endswith("_selector"))
 """Fields without effect unless --service-discovery is given."""
 
@@ -73,8 +80,11 @@ def check(args: RouterArgs) -> None:
         for name, other in (pair, pair[::-1]):
             if name in given and other not in given:
                 raise ConfigError(f"{flag(name)}: needs {flag(other)}")
-    if args.max_payload_size < 1:
-        raise ConfigError(f"{flag('max_payload_size')}: {args.max_payload_size} is not a number of bytes >= 1")
+    for name in POSITIVE:
+        if getattr(args, name) <= 0:
+            raise ConfigError(f"{flag(name)}: {getattr(args, name)} is not a number > 0")
+    if args.service_discovery_port > 65535:
+        raise ConfigError(f"{flag('service_discovery_port')}: {args.service_discovery_port} is not a port")
     if args.enable_trace:
         tracing.check()
     ignored = sorted(flag(n) for n in given if n not in HONOURED or (n in OF_DISCOVERY and not args.service_discovery))
@@ -91,9 +101,11 @@ def is_url(url: str) -> bool:
     """Return True if ``url`` is a valid HTTP or HTTPS URL of a server."""
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
-        # Reading ``port`` validates it.
-        return good and parts.port != 0 and not any(c.isspace() for c in url)
+        # aiohttp would send a name and a password in the URL instead of the client's key.
+        more = parts.query or parts.fragment or parts.username is not None or any(c.isspace() for c in url)
+        # Reading ``port`` validates it. The resolver encodes the host, too.
+        host = (URL(url).host or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(host) and parts.port != 0 and not more
     except ValueError:
         return False
 

@@ -93,10 +93,10 @@ class Journal:
         c = self.counts
         c.requests[choice.length_class] += 1
         c.tokens[choice.length_class] += choice.new_tokens
-        c.prefix_tokens += tokens - choice.new_tokens
+        c.prefix_tokens += choice.cached
         self.lengths.add(choice.new_tokens, max(0, tokens - choice.new_tokens))
-        c.spilled[choice.length_class] += choice.spilled
-        c.copied += choice.copies
+        c.spilled[choice.length_class] += choice.why == "spill"
+        c.copied += choice.why == "copy"
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Record one time to first token."""

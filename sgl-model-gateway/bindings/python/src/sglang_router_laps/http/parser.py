@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -17,7 +18,8 @@ STALL_S = 60.0
 SLOWEST = 512
 """Least rate at which a client must read; a slower client is disconnected (bytes/s)."""
 
-
+UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
+"""Start of the header that offers another protocol."""
 HANG_UP = "laps.hang_up"
 """Key in a request's ASGI extensions: function that closes the connection at once, even with unread output."""
 
@@ -79,6 +81,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._drops:
             return
         self._kept += len(data)
+        if not self._answering and (b"pgrade:" in data or b"PGRADE:" in data):
+            # httptools drops the body of a request that offers another protocol. HTTP allows to ignore the offer.
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = UPGRADE.sub(b"\nTrailer:", head) + end + rest
         super().data_received(data)
         if self._drops or self.transport.is_closing():
             return
@@ -89,11 +95,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse input that cannot be parsed. Finish the answer first if its request has arrived completely."""
-        if not self._answering:
-            self._refuse(400, "Bad Request", "invalid_request_error", msg)
-        elif not self.cycle.more_body:
+        if self._answering and not self.cycle.more_body:
             self._drops, self.cycle.keep_alive = True, False
-        elif self.cycle.response_started:
+        elif self._answering and self.cycle.response_started:
             self.transport.close()
         else:
             self._refuse(400, "Bad Request", "invalid_request_error", msg)
@@ -148,18 +152,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the stall timer if the client has not yet read all of the connection's last answer."""
         super().on_response_complete()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+        if self.transport.is_closing():
             self._start_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection of an idle client; abort it if part of an answer is still unread."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
+        """Close the connection of an idle client, or as soon as the client has read its last answer."""
+        super().timeout_keep_alive_handler()
+        self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        if self._stall_timer is None:
+        if self._stall_timer is None and self.transport.get_write_buffer_size():
             self._unsent = self.transport.get_write_buffer_size()
             self._stall_timer = self.loop.call_later(self.stall_s, self._check_stall)
 

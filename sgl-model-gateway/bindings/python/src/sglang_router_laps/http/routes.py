@@ -34,6 +34,8 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 """Page that shows the status live."""
 ASKED = ("v1/models", "model_info", "get_model_info")
 """Paths that this router forwards to a prefill server, because MiniLB would send no certificate and no key."""
+QUERY_S = 3.0
+"""Time limit for a server's answer to such a query (seconds): the next server may be well."""
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """Time limit for a server's answer (seconds)."""
@@ -122,7 +124,7 @@ class Rest:
         router, path, key = self._router, request.url.path[1:], request.headers.get("authorization")
         for i in sorted(router.pools.instances, key=lambda i: not i.healthy):
             try:
-                status, body = await router.sessions.request(i, path, FLUSH_S, key)
+                status, body = await router.sessions.request(i, path, QUERY_S, key)
             except (aiohttp.ClientError, OSError):
                 continue
             return Response(body, status, media_type=JSON.decode())

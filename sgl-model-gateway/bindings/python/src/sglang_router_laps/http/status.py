@@ -82,7 +82,7 @@ def _prefill(r: SignalReader, router: Router) -> dict[str, Any]:
     return {
         **_instance(i),
         "pool": i.pool,
-        "pressure": round(pressure(r.signals(), router.config.pressure), 4),
+        "pressure": round(pressure(r.signals(), router.config), 4),
         "signals": {**r.load.rounded(), "source": r.source},
         "prefix_blocks": i.prefix_blocks,
         **({"ranks": [_rank(p, i.clock()) for p in i.places]} if len(i.places) > 1 else {}),

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from laps_core.pools.choice import Pools
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.decode import estimate_traffic_ratio
 from laps_core.pools.instances import Clock
 from laps_core.pools.paper import controller
 from laps_core.pools.prefill import PrefillInstance
-from laps_core.pools.pressure import BOTH, Pool, PressureConfig
+from laps_core.pools.pressure import BOTH, Pool
 
 from ..servers.reader import KvReader
 from ..servers.signals import SignalReader
@@ -35,7 +36,7 @@ class Control:
         pools: Pools,
         readers: Sequence[SignalReader],
         records: Records,
-        config: PressureConfig,
+        config: AllocConfig,
         note: Note,
         clock: Clock = time.monotonic,
         kv_readers: Sequence[KvReader] = (),

@@ -73,7 +73,8 @@ class Records:
     async def _move(self, instance: PrefillInstance, move: Move) -> bool:
         if instance.record and instance.record.assignment:
             return await self._set(instance, move.target)
-        self._pools.apply(move)
+        # Not by its URL: the server may have left meanwhile.
+        instance.pool = move.target
         return True
 
     async def _set(self, instance: PrefillInstance, assignment: Assignment) -> bool:

@@ -14,7 +14,7 @@ from ..servers.aborts import LiveRequest
 from ..servers.upstream import Lost, failure
 from . import receipt as receipts
 from .ids import IDS_MAX
-from .legs import Decoding, Legs, has_result, retrieve_exception
+from .legs import Decoding, Legs, has_result
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
 from .streams import Events, MergedEvents, merge_reply
 
@@ -79,11 +79,12 @@ class Attempt(Legs):
         try:
             with share, load:
                 response, first = await self._race()
-                share.end()
+                found = fault(first)
+                share.end(response.status < 400 and found is None)
                 if response.status >= 400:
                     health.record_reply(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
-                await self._check_transfer(first)
+                await self._check_transfer(found)
                 self.note_ttft()
                 now = time.monotonic()
                 decoder.note_answer(now - (self.call.trail.prefilled or now))
@@ -117,12 +118,8 @@ class Attempt(Legs):
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
                     self._abort(decoder)
             live.at = {}
-            for leg in (prefill, decode):
-                if leg.done():
-                    retrieve_exception(leg)
-                else:
-                    leg.cancel()
-                    leg.add_done_callback(retrieve_exception)
+            prefill.cancel()
+            decode.cancel()
 
     def _expire(self) -> None:
         self._expired = True
@@ -137,6 +134,8 @@ class Attempt(Legs):
     def _check_silence(self) -> None:
         """Close the stream if it stalls, else check again later: a timer per chunk would cost more than the chunk."""
         decoder, health = self.decoder, self.router.health
+        if health.stood_still and self._waiting_since is not None:
+            self._waiting_since = time.monotonic()
         silent_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         if silent_s >= health.silence_s(decoder) and self._response is not None:
             self._stall = Lost(decoder, "lost" if decoder.healthy else "cut", f"it sent nothing for {silent_s:.1f} s")
@@ -160,7 +159,8 @@ class Attempt(Legs):
     def _note_end(self, leg: asyncio.Task[Any]) -> None:
         """End the race unless ``leg`` is a successful prefill leg, which decides nothing. Unlike ``asyncio.wait``, this
         does not wake the request in that case, which saves about ten microseconds."""
-        fine = leg is self._prefill and has_result(leg) and leg.result().status < 400
+        # ``has_result`` comes first: it also retrieves an exception, which asyncio would log otherwise.
+        fine = has_result(leg) and leg is self._prefill and leg.result().status < 400
         if not fine and not self._raced.done():
             self._raced.set_result(None)
 
@@ -175,21 +175,18 @@ class Attempt(Legs):
             if refused is not None and not decode.done():
                 raise refused
         response, first = self._result(decode, self.decoder)
-        if response.status >= 400 and has_result(self._prefill):
-            refused = self._refusal()
-            if refused is not None:
-                # The prefill server's error has caused the decode server's error.
-                raise refused
+        if response.status >= 400 and has_result(self._prefill) and (refused := self._refusal()) is not None:
+            # The prefill server's error has caused the decode server's error.
+            raise refused
         return response, first
 
-    async def _check_transfer(self, first: bytes) -> None:
-        """Raise Refused if a reply with status 200 reports that the KV was not transferred.
+    async def _check_transfer(self, found: Reply | None) -> None:
+        """Raise Refused if the error ``found`` in a reply with status 200 says that the KV was not transferred.
 
         A stream reports this in its first event, after the status line. If the decode server's error does not
         name the transfer, the prefill server's error decides. A request that a client has aborted is not checked.
         """
-        found = None if self.live.aborted else fault(first)
-        if found is None:
+        if found is None or self.live.aborted:
             return
         if TRANSFER_FAILED in found.body:
             found.status = max(found.status, UNKNOWN)
@@ -242,7 +239,11 @@ class Attempt(Legs):
         self._check_silence()
         try:
             while chunk:
-                part = events.feed(chunk)
+                for event in events.parts(chunk):
+                    if part:
+                        await client.send_events(part)
+                        await asyncio.sleep(0)
+                    part = event
                 if content.at_eof() and self._late is None:
                     # Send the last chunk together with the end of the stream, which saves 20 microseconds.
                     break

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from ..memory import HOLD, Hold
-from ..prompts.reading import CHAT, GENERATE
+from ..prompts.reading import CHAT, GENERATE, batch_size
 from .replies import INVALID, BadRequest, Rejection, refusal
 
 PAUSE_S = 30.0
@@ -28,7 +28,9 @@ SLOWEST = 1 << 14
 PARTS_MAX = 8192
 """Most prompts of a batch, or messages and parts of a chat. While they are inspected, all other requests wait."""
 DEEP = 900
-"""Opening brackets from which the standard library also parses a body: like MiniLB, it fails near a thousand levels."""
+"""Lists and objects from which the standard library also parses a body: as MiniLB, it fails near a thousand levels."""
+LISTS_MAX = 200_000
+"""Most lists and objects of a body. Each takes sixty bytes in memory; while they are made, all other requests wait."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members of a body that the router sets."""
 PREFILL_RANK = "disagg_prefill_dp_rank"
@@ -111,7 +113,9 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     """Return ``raw`` as UTF-8, and the JSON object in ``raw``. Raises Rejection, with MiniLB's status, if there is no
     JSON object, or if it is nested deeper than MiniLB can read."""
     try:
-        if raw.count(b"[") + raw.count(b"{") >= DEEP:
+        if (lists := _count_lists(raw)) > LISTS_MAX:
+            raise Rejection(refusal(413, "payload_too_large", f"there are more than {LISTS_MAX} lists and objects"))
+        if lists >= DEEP:
             _read_slowly(raw)
         raw, body = _read(raw)
     except ValueError as e:
@@ -121,6 +125,15 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     if not isinstance(body, dict):
         raise Rejection(refusal(422, INVALID, "the body is not a JSON object"))
     return raw, body
+
+
+def _count_lists(raw: bytes) -> int:
+    """Return the number of lists and objects in JSON text; below DEEP, brackets in strings may count, too."""
+    count = raw.count(b"[") + raw.count(b"{")
+    if count < DEEP:
+        return count
+    outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return outside.count(b"[") + outside.count(b"{")
 
 
 def _read(raw: bytes) -> tuple[bytes, Any]:
@@ -166,9 +179,9 @@ def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
     return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
 
 
-def names_rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Return True if the client itself has named a data-parallel rank."""
-    return not RANKS.isdisjoint(body) or RANK_HEADER in headers
+def names_rank(body: Mapping[str, bool], headers: Mapping[str, str]) -> bool:
+    """Return True if the client itself has named a data-parallel rank. ``body``: whether each member has a value."""
+    return any(map(body.get, RANKS)) or RANK_HEADER in headers
 
 
 def read_deadline(texts: list[str]) -> float:
@@ -189,11 +202,9 @@ def read_deadline(texts: list[str]) -> float:
 
 def read_late(texts: list[str]) -> bool:
     """Return True if the header's values ask to refuse a late request. Raises BadRequest."""
-    if not texts or texts == ["serve"]:
-        return False
-    if texts != ["refuse"]:
+    if texts not in ([], ["serve"], ["refuse"]):
         raise BadRequest(f"header {LATE_HEADER}: {', '.join(texts)!r} is neither refuse nor serve")
-    return True
+    return texts == ["refuse"]
 
 
 def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
@@ -262,4 +273,4 @@ def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
     lists = (body.get(name) for name in ("text", "input_ids", "prompt", "sampling_params"))
     long = [one for one in lists if isinstance(one, list) and len(one) > PARTS_MAX]
     # One long prompt of token ids is inspected as a whole.
-    return max((len(one) for one in long if set(map(type, one)) != {int}), default=0)
+    return max((len(one) for one in long if set(map(type, one)) != {int}), default=batch_size(endpoint, body) or 0)

@@ -47,8 +47,7 @@ class Call:
         asked = body.get("return_logprob")
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
         """True if log-probabilities are requested (for any prompt of a batch)."""
-        batch = batch_size(endpoint, body)
-        self.batch_size = batch
+        self.batch_size = batch = batch_size(endpoint, body)
         """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. Given one room, SGLang
         would count up from it, but the room decides which data-parallel rank gets a prompt."""
         try:
@@ -80,15 +79,15 @@ class Call:
         return time.monotonic() - self.arrived
 
     def read(self, counter: TokenCounter) -> None:
-        """Read and measure the prompt. Of the body, keep only the data that an attempt needs: its bytes and its
-        members' names."""
+        """Read and measure the prompt. Of the body, keep only the data that an attempt needs: its bytes, and its
+        members' names with whether they have a value."""
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
         self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.batch_size or 1)
         self.ask.slo_s, self.ask.refuse_at = None if self.slo_ms is None else self.slo_ms / 1e3, self.refuse_at
         self.ask.session = self._session
         self._raw = bodies.without_routed(self._raw, self._body)
-        self._body = {k: None for k in self._body if k not in bodies.ROUTED}
+        self._body = {k: v is not None for k, v in self._body.items() if k not in bodies.ROUTED}
 
     def waiting(self, new: int, threshold: int) -> Waiting:
         """Return the request as input of ``laps_core``'s rules, with ``new`` tokens expected to be computed."""
@@ -100,13 +99,12 @@ class Call:
         The rooms select ``rank`` of the prefill server for all prompts of a batch, unless the client itself names a
         rank."""
         host, port, n = bootstrap_host(prefiller.url), prefiller.bootstrap_port, self.batch_size
+        rooms = [random.getrandbits(ROOM_BITS) for _ in range(1 if n is None else n)]
+        meeting: dict[str, Any] = {}
         if rank is not None and not bodies.names_rank(self._body, self.headers):
-            rooms = [rank.room(random.getrandbits(ROOM_BITS)) for _ in range(1 if n is None else n)]
+            rooms = [rank.room(room) for room in rooms]
             # Without this member, prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
-            meeting: dict[str, Any] = {bodies.PREFILL_RANK: rank.number}
-        else:
-            rooms = [random.getrandbits(ROOM_BITS) for _ in range(1 if n is None else n)]
-            meeting = {}
+            meeting[bodies.PREFILL_RANK] = rank.number
         meeting |= {
             "bootstrap_host": host if n is None else [host] * n,
             "bootstrap_port": port if n is None else [port] * n,

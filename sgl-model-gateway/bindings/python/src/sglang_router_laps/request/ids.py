@@ -21,6 +21,8 @@ AT_PREFILL = ".prefill"
 the suffix, that abort could hit KV that the prefill server computes again for a decode server under the same id."""
 IDS_MAX = 256
 """Most prompts of a batch that are aborted by id; closing the connection aborts the rest."""
+RID_LONGEST = 256
+"""Longest id of a client (characters): each event of a stream repeats the id."""
 _MADE = re.compile(r"[0-9a-f]{32}")
 _IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:\.prefill)?")
 
@@ -50,11 +52,11 @@ class Ids:
         prompts that SGLang splits into separate requests; None for a single prompt. ``owner``: the client's
         authorization.
 
-        Raises ValueError if SGLang does not accept ``rid``.
+        Raises ValueError if SGLang does not accept ``rid``, or if it is too long.
         """
         texts = rid if isinstance(rid, list) else [rid]
-        if rid is not None and not all(isinstance(r, str) for r in texts):
-            raise ValueError("neither a string nor a list of strings")
+        if rid is not None and not all(isinstance(r, str) and len(r) <= RID_LONGEST for r in texts):
+            raise ValueError(f"neither a string nor a list of strings of at most {RID_LONGEST} characters")
         if isinstance(rid, list):
             if len(rid) != batch:
                 raise ValueError(f"{len(rid)} ids for {'one prompt' if batch is None else f'{batch} prompts'}")
@@ -69,7 +71,7 @@ class Ids:
         self._make(owner, self._whole if self._whole != rid else hashed(self._whole, owner))
 
     def renew(self) -> None:
-        """Make random ids for every attempt except the first. A server refuses an id that is still in use there, and
+        """Make random ids from the second call on. A server refuses an id that is still in use there, and
         aborts a used id once more some seconds later."""
         if self._tried:
             self._make(salt := fresh(), salt)

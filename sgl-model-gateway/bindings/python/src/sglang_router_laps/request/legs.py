@@ -14,7 +14,7 @@ from laps_core.receipts.receipt import RECEIPT_HEADER
 
 from ..prompts.tokens import CACHED, reported_tokens
 from ..router import Router
-from ..servers.upstream import address, failure
+from ..servers.upstream import Lost, address, failure
 from .call import Call
 from .replies import Reply, fault
 
@@ -32,9 +32,13 @@ class Legs:
     decoder: Instance
 
     async def _post(self, instance: Instance, body: bytes) -> aiohttp.ClientResponse:
-        return await self.router.sessions.of(instance).post(
-            address(instance.url, self.call.endpoint), data=body, headers=self.call.headers
-        )
+        url = address(instance.url, self.call.endpoint)
+        response = await self.router.sessions.of(instance).post(url, data=body, headers=self.call.headers)
+        if response.method != "POST" or response.status // 100 not in (2, 4, 5):
+            # A redirect has led to a page, or the client could not be told this status.
+            response.close()
+            raise Lost(instance, "lost", f"{response.method} {response.url} was answered {response.status}")
+        return response
 
     async def run_prefill(self, body: bytes, share: Lease) -> Reply:
         """Run the prefill leg, learn from the reply, and return it. Raises Lost."""
@@ -42,13 +46,13 @@ class Legs:
         try:
             async with await self._post(instance, body) as response:
                 reply = Reply.of(response, await response.read())
-                share.end(reply.status < 400)
                 call.receipt = response.headers.get(RECEIPT_HEADER)
         except (aiohttp.ClientError, ConnectionError) as e:
             raise failure(instance, e) from e
         if reply.status < 400:
             # An error inside a reply with status 200 counts as an error.
             reply = fault(reply.body) or reply
+        share.end(reply.status < 400)
         self.router.health.record_reply(instance, reply.status)
         if reply.status >= 400:
             return reply
@@ -97,10 +101,3 @@ class Legs:
 def has_result(leg: asyncio.Task[Any]) -> bool:
     """Return True if ``leg`` has ended with a result."""
     return leg.done() and not leg.cancelled() and leg.exception() is None
-
-
-def retrieve_exception(leg: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a failed leg, because asyncio would log it otherwise. The client got the other leg's
-    failure."""
-    if not leg.cancelled():
-        leg.exception()

@@ -85,6 +85,9 @@ class Passage:
         router, queue = self.router, self.router.queue
         self.call.read(router.counter)
         placed = queue.enter()
+        if router.aborter.was_used(self.live):
+            # An abort of the earlier request must not end this one.
+            self.call.ids.renew()
         router.aborter.add(self.live)
         try:
             if not placed:
@@ -179,7 +182,7 @@ class Passage:
             # After a failed transfer any new pair will do, even with a server that admits no request at the moment.
             left = ended.retryable and router.pools.has_untried_pair(self.tried, now=not ended.transfer_failed)
             return left and self.retries.spend()
-        if ended.blameless:
+        if ended.blameless or (ended.kind == "unreachable" and router.health.stood_still):
             ended.instance.rest()
             return ended.kind != "exhausted"
         shared = not ended.sent or ended.instance.note_lost()

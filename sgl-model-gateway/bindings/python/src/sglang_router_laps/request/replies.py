@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..memory import Hold
 from .ids import Ids
-from .trail import Trail
+from .trail import GONE, Trail
 
 UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
@@ -63,7 +63,7 @@ class Reply:
 
 def content_type(response: aiohttp.ClientResponse) -> bytes:
     """Return the content type of a server's reply."""
-    return response.headers.get("content-type", "").encode("latin-1") or JSON
+    return response.headers.get("content-type", "").encode("latin-1", "replace") or JSON
 
 
 class Refused(Exception):
@@ -144,9 +144,10 @@ def _error(item: Any) -> Reply | None:
         return Reply(_status(_at(error, "code")), JSON, orjson.dumps({"error": error}))
     reason = _at(item, "meta_info", "finish_reason")
     if _at(reason, "type") == "abort":
-        status, message = _status(_at(reason, "status_code")), _at(reason, "message")
+        # SGLang gives no code if somebody asked for the abort: a failure of no server.
+        status, message = _status(_at(reason, "status_code"), GONE), _at(reason, "message")
     elif isinstance(choices, list) and any(_at(choice, "finish_reason") == "abort" for choice in choices):
-        status, message = UNKNOWN, None
+        status, message = GONE, None
     else:
         return None
     return Reply(status, JSON, error_body(status, "abort", message or ABORTED))
@@ -159,9 +160,9 @@ def _at(value: Any, *keys: str) -> Any:
     return value
 
 
-def _status(code: Any) -> int:
+def _status(code: Any, otherwise: int = UNKNOWN) -> int:
     known = isinstance(code, int) and not isinstance(code, bool) and 400 <= code <= 599
-    return code if known else UNKNOWN
+    return code if known else otherwise
 
 
 @dataclass(slots=True)

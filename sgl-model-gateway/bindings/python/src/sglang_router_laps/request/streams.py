@@ -7,6 +7,7 @@ Streams and whole replies are then merged from both replies.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from .body import read_json, write_json
@@ -39,11 +40,14 @@ class Events:
         self._held = [chunk[cut:]] if cut < len(chunk) else []
         return whole
 
+    def parts(self, chunk: bytes) -> Iterable[bytes]:
+        """Return what ``feed`` returns, in parts that take little time to make."""
+        return (self.feed(chunk),)
+
     def flush(self) -> bytes:
         """Return the remaining bytes when the stream has ended."""
-        rest = b"".join(self._held)
-        self._held = []
-        return rest
+        held, self._held = self._held, []
+        return b"".join(held)
 
 
 class MergedEvents(Events):
@@ -57,9 +61,9 @@ class MergedEvents(Events):
             if isinstance(reply, dict):
                 self._first.setdefault(reply.get("index", 0), reply)
 
-    def feed(self, chunk: bytes) -> bytes:
-        """Return the events that ``chunk`` completes, merged."""
-        return b"".join(self._merged(event) + END for event in EVENT_END.split(super().feed(chunk))[:-1])
+    def parts(self, chunk: bytes) -> Iterable[bytes]:
+        """Return the events that ``chunk`` completes, merged one by one: each holds a prompt's log-probabilities."""
+        return (self._merged(event) + END for event in EVENT_END.split(self.feed(chunk))[:-1])
 
     def _merged(self, event: bytes) -> bytes:
         reply = _payload(event)

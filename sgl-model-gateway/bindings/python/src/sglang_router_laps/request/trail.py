@@ -24,7 +24,7 @@ DECISION_HEADER = b"x-laps-decision"
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 """Headers searched for a client's id without --request-id-headers, as in the stock router."""
 GONE = 499
-"""Logged status of a request whose client disconnected."""
+"""Status of a request whose client disconnected, or that was aborted as somebody had asked."""
 LINES_S = 0.25
 """Time for which log lines are collected (seconds): one log record per line would cost five times as much."""
 _PLAIN = re.compile(r"[!#-~]{1,200}")

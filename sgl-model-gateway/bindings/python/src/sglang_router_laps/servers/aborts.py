@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hmac import compare_digest
@@ -18,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 ABORT = "abort_request"
 TIMEOUT_S = 5.0
+USED_S = 10.0
+"""Time after the end of a request in which its ids can still be aborted (seconds): by this router, whose abort is under
+way, or by SGLang, two seconds after a stream."""
 
 Body = Mapping[str, Any]
 """JSON body of an abort request."""
@@ -72,6 +78,8 @@ class Aborter:
 
     def __init__(self, sessions: Sessions, instances: Sequence[Instance]) -> None:
         self._live: dict[str, list[LiveRequest]] = {}
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        """Client's ids of the requests that ended in the last USED_S, with the time of the end (monotonic seconds)."""
         self._sessions = sessions
         self._instances = instances
         self._refused: WeakSet[Instance] = WeakSet()
@@ -84,11 +92,21 @@ class Aborter:
 
     def remove(self, live: LiveRequest) -> None:
         """Stop tracking ``live``."""
+        now = time.monotonic()
+        while self._ended and next(iter(self._ended.values())) < now - USED_S:
+            self._ended.popitem(last=False)
         for name in live.names:
             same = self._live[name]
             same.remove(live)
             if not same:
                 del self._live[name]
+            self._ended[name] = now
+            self._ended.move_to_end(name)
+
+    def was_used(self, live: LiveRequest) -> bool:
+        """Return True if a request with one of the client's ids of ``live`` has just ended."""
+        since = time.monotonic() - USED_S
+        return any(self._ended.get(name, -math.inf) > since for name in live.names)
 
     def find(self, rid: str) -> Sequence[LiveRequest]:
         """Return the requests for which ``rid`` is the client's id of the request or of one of its prompts."""

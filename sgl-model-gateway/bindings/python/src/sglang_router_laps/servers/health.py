@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from weakref import WeakKeyDictionary
@@ -28,6 +29,8 @@ JITTER = 0.3
 """Random share added to each pause, so that routers do not probe in step."""
 REFUSAL_S = 2.0
 """Time limit for a connection that checks whether a server is still there (seconds)."""
+LATE_S = 1.0
+"""Lateness of a timer from which this router, or its machine, stood still (seconds)."""
 SILENCE = 1 / 6
 """Longest pause of a stream, as a share of --request-timeout-secs: five minutes by default. A stream pauses while its
 decode server, after a retraction, computes the KV again."""
@@ -50,6 +53,25 @@ class Health:
         self._silence_s: float = SILENCE * args.request_timeout_secs
         self.look_s = min(self._silence_s, self._timeout_s)
         """Period of checks whether a stream stalls (seconds)."""
+        self._late_at = -math.inf
+        """Last time at which ``watch_clock`` woke up late (monotonic seconds)."""
+        self._wakes_at = math.inf
+        """Time at which ``watch_clock`` is to wake up (monotonic seconds)."""
+
+    @property
+    def stood_still(self) -> bool:
+        """Return True if this router, or its machine, stood still a moment ago. Servers that look silent may have sent
+        data that is not read yet."""
+        now = time.monotonic()
+        return now > self._wakes_at + LATE_S or now < self._late_at + 2 * LATE_S
+
+    async def watch_clock(self) -> None:
+        """Notice when this router stands still. Ends when cancelled."""
+        while True:
+            self._wakes_at = time.monotonic() + LATE_S / 2
+            await asyncio.sleep(LATE_S / 2)
+            if (now := time.monotonic()) > self._wakes_at + LATE_S:
+                self._late_at = now
 
     def record_reply(self, instance: Instance, status: int) -> None:
         """Record a reply. ``status``: its HTTP status, or the status of an error inside the reply."""
@@ -72,14 +94,15 @@ class Health:
         self._failed(instance, f"connection {kind}", at_once=kind == "refused")
 
     def silence_s(self, instance: Instance) -> float:
-        """Return the longest pause of a stream from ``instance`` (seconds); shorter if the instance is unhealthy."""
-        return self._silence_s if instance.healthy else self.look_s
+        """Return the longest pause of a stream from ``instance`` (seconds). It is shorter if the instance is unhealthy,
+        but long enough to move a virtual machine: a stream cannot be continued elsewhere."""
+        return self._silence_s if instance.healthy else min(self._silence_s, self._failures * self.look_s)
 
     def record_timeout(self, instance: Instance, began: float) -> None:
         """Record the time-out of a request sent at ``began``. This is a failure of the instance only if the instance
         has sent no data since then."""
         instance.errors += 1
-        if instance.heard_at < began:
+        if instance.heard_at < began and not self.stood_still:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
 
@@ -162,7 +185,7 @@ class Health:
             if why is None or instance.heard_at > began:
                 instance.proven = True
                 return
-            bad += 1
+            bad += not self.stood_still
             if bad >= self._failures:
                 self._down(instance, why)
                 return

@@ -7,10 +7,9 @@ import math
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-import msgspec
 from laps_core.pools.decode import DecodeInstance, Kv
 from laps_core.pools.instances import Instance
-from laps_core.protocol import Count, read
+from laps_core.pools.stock import LOADS, Missing, read_loads
 
 from .upstream import Sessions
 
@@ -18,38 +17,6 @@ RETRY_S = 60.0
 """Time after which a missing route is tried again (seconds), because the server may have been replaced."""
 PATIENCE_S = 30.0
 """Time limit for a server's answer (seconds); the server is not polled again meanwhile."""
-LOADS = "v1/loads?include=core"
-"""Load route of stock servers."""
-
-
-class Missing(Exception):
-    """The server has no such route, or the answer lacks the needed figures."""
-
-
-class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of one data-parallel rank in ``LOADS`` (tokens, microseconds)."""
-
-    dp_rank: Count = 0
-    num_waiting_uncached_tokens: Count | None = None
-    """New tokens that wait for prefill."""
-    total_prefill_busy_us: Count = 0
-    num_total_tokens: Count | None = None
-    """KV tokens in use, and requested by waiting requests."""
-    max_total_num_tokens: Count = 0
-    """KV tokens that the rank can hold."""
-
-
-class _Loads(msgspec.Struct, frozen=True):
-    loads: list[RankLoad]
-
-
-def read_loads(text: bytes) -> list[RankLoad]:
-    """Return one load per rank. Raises ValueError for an invalid answer, and Missing for an answer without ranks."""
-    ranks = read(text, _Loads).loads
-    if not ranks:
-        raise Missing
-    return ranks
-
 
 Parse = Callable[[bytes], Awaitable[None]]
 """Processing of an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
@@ -68,6 +35,8 @@ class Reader:
         self._polling: asyncio.Task[str | None] | None = None
         self._polled_at = -math.inf
         """Time at which the latest poll was sent (by the instance's clock)."""
+        self._answered_at = -math.inf
+        """Time of the latest usable answer (by the instance's clock)."""
         self._level = 0
         self._stepped_at = instance.clock()
 
@@ -105,6 +74,7 @@ class Reader:
             self._polled_at = self._server.clock()
             try:
                 await parse(await self.get(path))
+                self._answered_at = self._server.clock()
                 return path.partition("?")[0]
             except (Missing, ValueError, OverflowError):
                 self._level += 1
@@ -117,6 +87,9 @@ class Reader:
     async def get(self, path: str) -> bytes:
         """Return the body of the answer. Raises Missing if the status is not 200, aiohttp.ClientError, and OSError."""
         status, text = await self._sessions.request(self._server, path, PATIENCE_S, self._sessions.key)
+        if status >= 500 and self._server.clock() - self._answered_at < RETRY_S:
+            # A server, or a proxy before it, that is overloaded for a moment has its routes nevertheless.
+            raise aiohttp.ClientError(status)
         if status != 200:
             raise Missing
         return text
@@ -130,18 +103,16 @@ class KvReader(Reader):
         self.instance = instance
         self.routes = ((LOADS, self._record_kv),)
         self._own = 0
-        self._reported_at = -math.inf
 
     async def read(self) -> None:
         """Poll the server. Drop its last report if it is unhealthy, has no load route, or is silent for PATIENCE_S."""
         if self._polling is None:
             # Requests sent while the server answers are taken as missing in the answer, though it may include them.
             self._own = self.instance.outstanding_tokens
-        now = self.instance.clock
-        if await self.poll() is not None:
-            self._reported_at = now()
-        elif self.bare or not self.instance.healthy or now() - self._reported_at > PATIENCE_S:
-            self.instance.kv = None
+        if await self.poll() is None:
+            silent_s = self.instance.clock() - self._answered_at
+            if self.bare or not self.instance.healthy or silent_s > PATIENCE_S:
+                self.instance.kv = None
 
     async def _record_kv(self, text: bytes) -> None:
         ranks = read_loads(text)

@@ -14,22 +14,21 @@ import aiohttp
 import msgspec
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import BusySplit
-from laps_core.pools.prefill import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
+from laps_core.pools.prefill import PREFIX_TOKENS, SPAN_S, PrefillInstance, record_others_work
 from laps_core.pools.pressure import InstanceSignals, Work
+from laps_core.pools.stock import LOADS, SERVER_INFO, Missing, count_ranks, read_loads
 from laps_core.protocol import (
     IDLE,
     MAX_AGE,
     STATUS_ROUTE,
-    Count,
     GroupStatus,
     Load,
     PoolRecord,
-    read,
     read_status,
 )
 from msgspec import structs
 
-from .reader import LOADS, RETRY_S, Missing, Reader, read_loads
+from .reader import RETRY_S, Reader
 from .upstream import Sessions
 
 OWN = "router"
@@ -37,17 +36,8 @@ OTHERS = 0.2
 """Excess of a server's busy share over this router's share that shows that other routers use the server (0..1)."""
 FRESH = 0.8
 """Largest age of an answer, in polling periods: all routers that poll within a period may share an answer."""
-SERVER_INFO = "server_info"
-BY_ROOM = "follow_bootstrap_room"
-"""Value of SGLang's --load-balance-method: the bootstrap room of a request selects its rank."""
 
 _QUEUE = re.compile(rb"^sglang:num_queue_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
-
-
-class _ServerInfo(msgspec.Struct, frozen=True):
-    dp_size: Count
-    attn_dp_size: Count = 1
-    load_balance_method: str = ""
 
 
 class SignalReader(Reader):
@@ -122,10 +112,10 @@ class SignalReader(Reader):
         i, arrivals = self.instance, self.instance.outlook.arrivals
         at = i.clock() - age_s
         self._reported, self._reported_at = load, at
-        _record_others_work(at, i, load, len(i.places))
+        record_others_work(at, i, load, len(i.places))
         for p in i.places:
             if p.rank is not None:
-                _record_others_work(at, p, self._by_rank.get(p.rank.number, IDLE))
+                record_others_work(at, p, self._by_rank.get(p.rank.number, IDLE))
         counted_at = at if counted_at is None else counted_at
         self._busy = self._busy_split.since(counted_at, load.busy_share, load.busy_s, i.outlook)
         self._arrived = arrivals.since(counted_at if arrivals.lengths else at)
@@ -187,8 +177,7 @@ class SignalReader(Reader):
         now = self.instance.clock()
         if self._rank_count is None or self._rank_count[0] != ranks or now - self._rank_count[2] > RETRY_S:
             try:
-                said = read(await self.get(SERVER_INFO), _ServerInfo)
-                size = said.dp_size * said.attn_dp_size if said.load_balance_method == BY_ROOM else 1
+                size = count_ranks(await self.get(SERVER_INFO))
             except (Missing, ValueError):
                 size = 1
             except (aiohttp.ClientError, OSError):
@@ -225,14 +214,3 @@ class SignalReader(Reader):
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
         return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
-
-
-def _record_others_work(now: float, place: Place, load: Load, ranks: int = 1) -> None:
-    """Report other routers' part of ``load`` to the outlook of ``place``; for several ``ranks``, their mean."""
-    said, outlook = load.backlog_s, place.outlook
-    if said is not None:
-        outlook.record_work(now, said.short, said.long)
-    else:
-        # The outlook already knows this router's own tokens.
-        rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
-        outlook.record_others_work(now, place.pool, rest_s / ranks)

@@ -56,6 +56,11 @@ def address(url: str, path: str) -> URL:
     return URL(f"{url}/{path}")
 
 
+def plain(url: str) -> str:
+    """Return the spelling of ``url`` by which servers are compared: in small letters, without a default port."""
+    return str(address(url.rstrip("/"), "")).rstrip("/")
+
+
 @lru_cache(maxsize=ADDRESSES)
 def bootstrap_host(url: str) -> str:
     """Return the host of the prefill server at ``url``, in the form for decode servers."""

@@ -19,6 +19,11 @@ class Found:
     life: str = ""
     """Text that distinguishes processes that follow each other at the same URL."""
 
+    @property
+    def kind(self) -> tuple[Role, int | None]:
+        """Return the properties whose change makes it another server."""
+        return self.role, self.bootstrap_port
+
 
 Follow = Callable[[Collection[Found]], None]
 """Callback for all servers that a source knows."""

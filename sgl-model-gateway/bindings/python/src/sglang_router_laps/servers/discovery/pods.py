@@ -26,6 +26,9 @@ SLACK_S = 10.0
 PAUSE_S = 1.0
 """Delay before pods are listed again (seconds)."""
 
+FAULTS = config.ConfigException, client.ApiException, aiohttp.ClientError, OSError, msgspec.ValidationError
+"""Failures to find the cluster or its pods."""
+
 
 class Meta(msgspec.Struct):
     """Metadata of a pod."""
@@ -87,23 +90,23 @@ class Pods:
 
     async def run(self, follow: Follow) -> None:
         """Watch the pods until cancelled; see Source."""
-        try:
-            config.load_incluster_config()
-        except config.ConfigException:
-            await config.load_kube_config()
         failing = False
-        async with client.ApiClient() as api:
-            while True:
+        while True:
+            try:
                 try:
+                    config.load_incluster_config()
+                except config.ConfigException:
+                    await config.load_kube_config()
+                async with client.ApiClient() as api:
                     await self._follow(api, follow)
-                    failing = False
-                except (client.ApiException, aiohttp.ClientError, OSError, msgspec.ValidationError) as e:
-                    if not failing:
-                        # The exception's own text would include all headers and the body.
-                        why = f"{e.status} {e.reason}" if isinstance(e, client.ApiException) else e
-                        logger.warning("%s: %s; servers stay unchanged", self.name, why)
-                    failing = True
-                await asyncio.sleep(PAUSE_S)
+                failing = False
+            except FAULTS as e:
+                if not failing:
+                    # The exception's own text would include all headers and the body.
+                    why = f"{e.status} {e.reason}" if isinstance(e, client.ApiException) else e
+                    logger.warning("%s: %s; servers stay unchanged", self.name, why)
+                failing = True
+            await asyncio.sleep(PAUSE_S)
 
     async def _follow(self, api: client.ApiClient, follow: Follow) -> None:
         """List all pods, then follow changes for the duration of one watch."""

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Beside, Prefill
+from served import Prefill, SharedServers
 
 from benchmark.rig import servers
 
 
 @pytest.fixture(scope="module")
-def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def router(
+    prefill: Prefill, shared_servers: SharedServers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Server]:
     """Run a router in front of the prefill server and a decode server."""
-    decode = beside.decode(tmp_path_factory)
+    decode = shared_servers.decode(tmp_path_factory)
     with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
         yield r
 

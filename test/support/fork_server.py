@@ -18,18 +18,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import lean
-import understudies
-from understudies import MESSAGE
+import prefork
+from prefork import MAX_MESSAGE_BYTES
 
 PRELOAD = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
-    *(f"sglang.srt.models.{name}" for name in lean.MODELS if name not in lean.LATE),
+    *(f"sglang.srt.models.{name}" for name in lean.MODELS if name not in lean.LATE_IMPORTS),
     "fastapi.testclient",
 )
 CHILDREN = 3
 """Child processes that a server can need: two schedulers and a detokenizer."""
-UNSEEN = "sglang.srt.managers.scheduler"
+HIDDEN_MODULE = "sglang.srt.managers.scheduler"
 """Module that only processes with a scheduler have imported; the plugin checks for this module."""
 
 
@@ -59,18 +59,18 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 clients[-1].send(b"ready")
                 continue
             try:
-                asked = json.loads(ready.recv(MESSAGE) or b"null")
-                if asked is None:
+                request = json.loads(ready.recv(MAX_MESSAGE_BYTES) or b"null")
+                if request is None:
                     raise ConnectionResetError
-                if "poll" in asked:
-                    ready.send(json.dumps(codes.get(asked["poll"])).encode())
+                if "poll" in request:
+                    ready.send(json.dumps(codes.get(request["poll"])).encode())
                     continue
                 pid = os.fork()
                 if pid == 0:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for held in (listener, *clients):
-                        held.close()
-                    return dict(asked)
+                    for inherited in (listener, *clients):
+                        inherited.close()
+                    return dict(request)
                 ready.send(json.dumps(pid).encode())
             except ConnectionError:
                 clients.remove(ready)
@@ -79,24 +79,24 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     return None
 
 
-def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
+def _run_command(request: dict[str, Any], initial_env: Mapping[str, str]) -> None:
     os.setsid()
-    with open(asked["log"], "wb") as log:
+    with open(request["log"], "wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    if asked["errors"]:
-        with open(asked["errors"], "wb") as errors:
+    if request["errors"]:
+        with open(request["errors"], "wb") as errors:
             os.dup2(errors.fileno(), 2)
-    for name in set(given).difference(asked["env"]):
+    for name in set(initial_env).difference(request["env"]):
         os.environ.pop(name, None)
-    os.environ.update(asked["env"])  # keeps variables that imports have set
+    os.environ.update(request["env"])  # keeps variables that imports have set
     lean.keep_memory(os.environ)
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     sys.path[0] = os.getcwd()
     sys.path[1:1] = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x not in sys.path]
-    sys.meta_path.insert(0, Unseen(UNSEEN))
-    understudies.prepare(CHILDREN)
-    kind, *rest = asked["argv"]
+    sys.meta_path.insert(0, HiddenModule(HIDDEN_MODULE))
+    prefork.fork_in_advance(CHILDREN)
+    kind, *rest = request["argv"]
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -108,7 +108,7 @@ def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
-class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class HiddenModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that hides an imported module from ``sys.modules`` until code imports the module again."""
 
     def __init__(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def main() -> None:
     """Import, then serve on the socket whose number is the argument."""
-    given = dict(os.environ)
+    initial_env = dict(os.environ)
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in PRELOAD:
         importlib.import_module(name)
@@ -143,8 +143,8 @@ def main() -> None:
     gc.freeze()
     # Orphans become children of this process, which reaps them at once; pid 1 can take longer.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if asked := _serve(listener):
-        _become(asked, given)
+    if request := _serve(listener):
+        _run_command(request, initial_env)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Made-up history of one prefill server, with consistent device steps, trace events and receipts."""
+"""Synthetic history of one prefill server, with consistent device steps, trace events and receipts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_S, STEP_S = 1e-4, 6e-3
 """Device time of one token, and fixed device time of one step (seconds)."""
 SLICE_S = 0.06
 TRANSFER_S = 5e-3
-DEVICE, HELD = 1, 2
+DEVICE_LANE, HOLD_LANE = 1, 2
 """Lanes of the trace."""
 
 
@@ -34,7 +34,7 @@ class Prompt:
 
 
 @dataclass
-class Busy:
+class DevicePeriod:
     """One period of the device: a step, idle time, or a hold of the window (seconds since the history's start)."""
 
     kind: str
@@ -46,7 +46,7 @@ class Busy:
 
 
 @dataclass
-class Run:
+class BatchRun:
     """One batch."""
 
     name: str
@@ -63,12 +63,12 @@ class History:
         """`seconds`: length of the history. `rank`: DP rank."""
         self.start_s, self.rank = start_s, rank
         rng = random.Random(f"{seed} {rank}")
-        self.prompts = sorted([*_arrivals(rng, "short", 0.05, seconds), *_arrivals(rng, "long", 1.6, seconds)],
-                              key=lambda p: p.at)  # fmt: skip
-        self.busy = _run(self.prompts)
+        prompts = [*_draw_arrivals(rng, "short", 0.05, seconds), *_draw_arrivals(rng, "long", 1.6, seconds)]
+        self.prompts = sorted(prompts, key=lambda p: p.at)
+        self.busy = _simulate_device(self.prompts)
         done = [p for p in self.prompts if p.ended]
         self.receipts = [self._receipt(p, rng) for p in done]
-        self.runs = _runs(self.busy, rng)
+        self.runs = _collect_runs(self.busy, rng)
 
     def _receipt(self, p: Prompt, rng: random.Random) -> Receipt:
         causes: dict[Cause, float] = {"tokenizing": rng.uniform(0.6, 2.5)}
@@ -76,10 +76,10 @@ class History:
         now = p.at + 1e-3 * causes["tokenizing"]
         for b in (b for b in self.busy if b.end > now and b.begin < p.ended):
             # Time that no step covers is scheduling: the host builds and launches.
-            _add(causes, "scheduling", b.begin - now)
+            _add_cause(causes, "scheduling", b.begin - now)
             took = min(b.end, p.ended) - max(now, b.begin)
-            name: Cause = "computing" if p in b.prompts else "preempted" if now >= p.begun else _behind(b)
-            _add(causes, name, took)
+            name: Cause = "computing" if p in b.prompts else "preempted" if now >= p.begun else _cause_of_wait(b)
+            _add_cause(causes, name, took)
             if name in ("preempted", "behind_short", "behind_long"):
                 for other in b.prompts:
                     entry = behind.setdefault(other.rid, [0.0, 0.0])
@@ -96,14 +96,14 @@ class History:
             quoted_ms=ttft_ms * rng.uniform(0.8, 1.15),
         )  # fmt: skip
 
-    def ended_s(self, receipt: Receipt) -> float:
+    def first_token_s(self, receipt: Receipt) -> float:
         """Return the Unix time of the request's first token."""
         return receipt.arrived_s + receipt.ttft_ms / 1e3
 
     def trace(self, begin_s: float, end_s: float, base_us: int) -> list[Event]:
         """Return the trace events between two Unix times. Event times count from `base_us`."""
         begin, end = begin_s - self.start_s, end_s - self.start_s
-        made: list[Event] = []
+        events: list[Event] = []
 
         def us(seconds: float) -> int:
             return round(1e6 * (seconds + self.start_s)) - base_us
@@ -111,17 +111,17 @@ class History:
         def add(tid: int, name: str, a: float, b: float, args: Event | None = None) -> None:
             if b > begin and a < end:
                 ts, till = us(max(a, begin)), us(min(b, end))
-                made.append({"ph": "X", "tid": tid, "name": name, "ts": ts, "dur": till - ts, "args": args or {}})
+                events.append({"ph": "X", "tid": tid, "name": name, "ts": ts, "dur": till - ts, "args": args or {}})
 
         for run in self.runs:
-            add(DEVICE, run.name, run.begin, run.end, run.args)
+            add(DEVICE_LANE, run.name, run.begin, run.end, run.args)
             for since, until in run.slices:
-                add(DEVICE, "slice", since, until)
+                add(DEVICE_LANE, "slice", since, until)
         for b in self.busy:
             if b.kind in ("idle", "window"):
-                add(DEVICE, "idle: window" if b.kind == "window" else "idle", b.begin, b.end)
+                add(DEVICE_LANE, "idle: window" if b.kind == "window" else "idle", b.begin, b.end)
             if b.kind == "window":
-                add(HELD, "window", b.begin, b.end)
+                add(HOLD_LANE, "window", b.begin, b.end)
         for n, p in enumerate(p for p in self.prompts if p.ended and begin <= p.ended + TRANSFER_S <= end):
             times = {
                 f"{p.cls} request of {p.tokens} tokens": (p.at, p.ended + TRANSFER_S), "waits": (p.at, p.begun),
@@ -130,24 +130,24 @@ class History:
             args: Event = {"rid": p.rid, "new_tokens": p.tokens, "aborted": False}
             for name, (since, until) in times.items():
                 both = {"cat": f"{p.cls} requests", "id": n, "name": name, "tid": 0}
-                made.append({**both, "ph": "b", "ts": us(since), "args": args})
-                made.append({**both, "ph": "e", "ts": us(until), "args": {}})
+                events.append({**both, "ph": "b", "ts": us(since), "args": args})
+                events.append({**both, "ph": "e", "ts": us(until), "args": {}})
                 args = {}
-        made.sort(key=lambda e: (e["ts"], -e.get("dur", 0)))
-        lanes = {DEVICE: "device", HELD: "short held back", HELD + 1: "long held back"}
+        events.sort(key=lambda e: (e["ts"], -e.get("dur", 0)))
+        lanes = {DEVICE_LANE: "device", HOLD_LANE: "short held back", HOLD_LANE + 1: "long held back"}
         names: list[Event] = [{"ph": "M", "name": "process_name", "args": {"name": f"data-parallel rank {self.rank}"}}]
         names += [{"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}} for tid, name in lanes.items()]
-        return [{**e, "pid": self.rank + 1} for e in (*names, *made)]
+        return [{**e, "pid": self.rank + 1} for e in (*names, *events)]
 
 
-def _runs(busy: list[Busy], rng: random.Random) -> list[Run]:
+def _collect_runs(busy: list[DevicePeriod], rng: random.Random) -> list[BatchRun]:
     """Return batches as in the trace: all slices of a long batch are one run, which also spans its preemptions."""
-    made: list[Run] = []
-    whole: dict[str, Run] = {}
+    runs: list[BatchRun] = []
+    long_runs: dict[str, BatchRun] = {}
     for b in busy:
         if b.kind in ("idle", "window"):
             continue
-        run = whole.get(b.prompts[0].rid) if b.kind == "slice" else None
+        run = long_runs.get(b.prompts[0].rid) if b.kind == "slice" else None
         if run is None:
             tokens = sum(p.tokens for p in b.prompts)
             rids = [p.rid for p in b.prompts]
@@ -155,45 +155,45 @@ def _runs(busy: list[Busy], rng: random.Random) -> list[Run]:
                 "requests": rids[:16], "request_count": len(rids), "new_tokens": tokens, "measured_ms": 0.0,
                 "preempts": b.kind == "preempt",
             }  # fmt: skip
-            run = Run(f"{b.cls}: {len(rids)} x, {tokens} tokens", b.begin, b.end, args)
-            made.append(run)
+            run = BatchRun(f"{b.cls}: {len(rids)} x, {tokens} tokens", b.begin, b.end, args)
+            runs.append(run)
             if b.kind == "slice":
-                whole[rids[0]] = run
+                long_runs[rids[0]] = run
         run.end = b.end
         run.args["measured_ms"] += 1e3 * (b.end - b.begin)
         if b.kind == "slice":
             run.slices.append((b.begin, b.end))
-    for run in made:
+    for run in runs:
         late = rng.random() < 0.02
         run.args["late"] = late
         run.args["predicted_ms"] = run.args["measured_ms"] / (2.4 if late else rng.uniform(0.92, 1.1))
-    return made
+    return runs
 
 
-def _add(causes: dict[Cause, float], name: Cause, seconds: float) -> None:
+def _add_cause(causes: dict[Cause, float], name: Cause, seconds: float) -> None:
     if seconds > 1e-9:
         causes[name] = causes.get(name, 0.0) + 1e3 * seconds
 
 
-def _behind(b: Busy) -> Cause:
+def _cause_of_wait(b: DevicePeriod) -> Cause:
     if b.kind == "idle":
         return "scheduling"
     return "window" if b.kind == "window" else "behind_long" if b.cls == "long" else "behind_short"
 
 
-def _arrivals(rng: random.Random, cls: ClassName, every_s: float, seconds: float) -> list[Prompt]:
-    made, at = [], rng.expovariate(1 / every_s)
+def _draw_arrivals(rng: random.Random, cls: ClassName, every_s: float, seconds: float) -> list[Prompt]:
+    prompts, at = [], rng.expovariate(1 / every_s)
     while at < seconds:
         tokens = rng.randint(20, 250) if cls == "short" else rng.choice((2048, 4096, 8192))
         rid = f"{rng.getrandbits(64):016x}"
-        made.append(Prompt(rid, cls, tokens, 16 * rng.randint(0, 40), at))
+        prompts.append(Prompt(rid, cls, tokens, 16 * rng.randint(0, 40), at))
         at += rng.expovariate(1 / every_s)
-    return made
+    return prompts
 
 
-def _run(prompts: list[Prompt]) -> list[Busy]:
+def _simulate_device(prompts: list[Prompt]) -> list[DevicePeriod]:
     """Simulate a device that runs long prompts in slices, and short ones in the pauses; return its steps."""
-    coming, short, long, steps = deque(prompts), list[Prompt](), deque[Prompt](), list[Busy]()
+    coming, short, long, steps = deque(prompts), list[Prompt](), deque[Prompt](), list[DevicePeriod]()
     now, left = 0.0, 0.0
     while coming or short or long:
         while coming and coming[0].at + 2.6e-3 <= now:
@@ -201,11 +201,13 @@ def _run(prompts: list[Prompt]) -> list[Busy]:
             (short if p.cls == "short" else long).append(p)
         inside = bool(left)
         if len(short) == 1 and not inside and coming and coming[0].cls == "short" and len(steps) % 5 == 0:
-            steps.append(Busy("window", "short", now, now + 4e-3))
+            steps.append(DevicePeriod("window", "short", now, now + 4e-3))
             now += 4e-3
         if short and (not inside or steps[-1].cls == "long"):
             tokens = sum(p.tokens for p in short)
-            step = Busy("preempt" if inside else "batch", "short", now, now + STEP_S + TOKEN_S * tokens, short, tokens)
+            step = DevicePeriod(
+                "preempt" if inside else "batch", "short", now, now + STEP_S + TOKEN_S * tokens, short, tokens
+            )
             short = []
         elif long:
             p = long[0]
@@ -213,11 +215,11 @@ def _run(prompts: list[Prompt]) -> list[Busy]:
             left = left or whole
             took = min(left, SLICE_S)
             left = left - took if left - took > 1e-9 else 0.0
-            step = Busy("slice", "long", now, now + took, [p], round(p.tokens * took / whole))
+            step = DevicePeriod("slice", "long", now, now + took, [p], round(p.tokens * took / whole))
             if not left:
                 long.popleft()
         elif coming:
-            step = Busy("idle", "no request waits", now, coming[0].at + 2.6e-3)
+            step = DevicePeriod("idle", "no request waits", now, coming[0].at + 2.6e-3)
         else:
             break
         for p in step.prompts:
