@@ -31,11 +31,12 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         unit: int = 0,
         **kwargs: Any,
     ) -> None:
-        """`note_lack`: called with the KV tokens that a request needs if too few are free and the batch has no long
-        request yet. `reserve`: KV tokens that prompts in progress outside the batch still need. `limit`: most new
-        tokens of the prompt in progress in the batch; None = what the chunk holds. `least`: requests with fewer new
-        tokens do not share a batch with larger ones. `unit`: streams can take the memory reserved for the prompt in
-        progress, so its chunk is reduced to the free memory, in multiples of `unit` tokens; 0 = streams cannot."""
+        """`note_lack`: called with the KV tokens that a request needs if too few are free (0: no row is free) and the
+        batch has no long request yet. `reserve`: KV tokens that prompts in progress outside the batch still need.
+        `limit`: most new tokens of the prompt in progress in the batch; None = what the chunk holds. `least`: requests
+        with fewer new tokens do not share a batch with larger ones. `unit`: streams can take the memory reserved for
+        the prompt in progress, so its chunk is reduced to the free memory, in multiples of `unit` tokens; 0 = streams
+        cannot."""
         super().__init__(*args, **kwargs)
         self._classes = classes
         self._note_lack = note_lack
@@ -83,6 +84,14 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
             output = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
             self._note_lack(len(req.full_untruncated_fill_ids) + output + self.per_req_token_overhead)
         return result
+
+    def preempt_to_schedule(self, req: Req) -> bool:
+        """With ``--enable-priority-preemption``, make room for a request when no row is free. Return True if it can be
+        added. Call `note_lack` if the batch has no long request then."""
+        found: bool = super().preempt_to_schedule(req)
+        if not found and all(self._classes.class_of(r) == SHORT for r in self.can_run_list):
+            self._note_lack(0)
+        return found
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)

@@ -141,7 +141,7 @@ class Colocated(Pauses):
     def _make_poll_messages(self) -> list[Any]:
         return []
 
-    def _poll_other_servers(self) -> None:
+    def _poll_other_servers(self, *, due: bool) -> None:
         """Do nothing, because no request waits for another server."""
 
     def _follow_up(self, batch: Any) -> None:

@@ -48,7 +48,7 @@ class LapsCore:
         self.under_way: list[Flight] = []
         """Batches that run in slices; the last in the list runs now."""
         self.lacking = False
-        """True if the first long prompt found too little memory at the last try."""
+        """True if the first long prompt found too little memory, or no free row, at the last try."""
         self.considered = True
         """False if SGLang's builder has looked at no request of the last part: no request may start now."""
         self.asks_again = False
@@ -174,6 +174,9 @@ class LapsCore:
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
             if self.considered:
                 self._record_skipped([r for r in picked if r is not first], queues)
+            elif first is None and picked and not beside:
+                # No row is free (--max-running-requests). Short requests would take each row that becomes free.
+                self.lacking = True
             # Memory is reserved for a prompt in progress, so it can go on even if another prompt cannot start.
             for req in queues.begun if not beside else ():
                 if req is not first:
@@ -222,6 +225,9 @@ class LapsCore:
         if part.cls == LONG and plan.mixed:
             short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.class_of(r) == SHORT}
         cls = SHORT if len(short) == len(reqs) else LONG
+        if part.cls == LONG and cls == SHORT and part.slot is None:
+            # Short requests took the last rows of a step that was planned for long prompts.
+            self.lacking = True
         if cut is not None:
             cut.laps_tag.chunk_s = now
         self._next = Flight(

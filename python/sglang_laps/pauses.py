@@ -26,6 +26,7 @@ from sglang.srt.managers.io_struct import (
     FreezeGCReq,
     GetInternalStateReq,
     OpenSessionReqInput,
+    PauseGenerationReqInput,
     ProfileReq,
     TokenizedGenerateReqInput,
 )
@@ -50,6 +51,10 @@ need an idle server. Any other message, and all messages after it, wait for the 
 POLL_S = 0.01
 """KV senders are polled in the first pause after this time (seconds) since the last poll, and in a pause with new
 messages. A poll costs about as much as the rest of a pause, and more with several ranks."""
+POLL_SHARE = 0.05
+"""Most of the time that polls may take. A poll visits each request that waits or is transferred."""
+FEW = 256
+"""Most requests that wait or are transferred with which a poll costs no more than a pause."""
 
 
 class PollTransfers:
@@ -77,7 +82,8 @@ class Pauses:
         self._cutter, self._synchronous = cutter, synchronous
         self._processed: dict[int, Any] = {}
         self._launched: tuple[Any, Any] | None = None
-        self._polled_s = 0.0
+        self._polls_s = 0.0
+        """Time of the next poll of the other servers."""
         if scheduler.enable_lora:
             manager = scheduler.tp_worker.model_runner.lora_manager
             manager.fetch_new_loras = partial(self._fetch, manager.fetch_new_loras)
@@ -145,7 +151,8 @@ class Pauses:
             self._process_queued_results()
             self._receive_messages()
             ends = self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight)
-            while not ends and (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
+            done = ends or self._must_stop()
+            while not done and (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
                 ran = True
                 self._launch_in_pause(batch)
@@ -187,6 +194,10 @@ class Pauses:
         """Return False: a prefill server finishes the pass, because a decode server waits for each of its requests.
         Servers that decode can end it (``colocated``)."""
         return False
+
+    def _must_stop(self) -> bool:
+        """Return True after /pause_generation: it waits for the end of the pass, and nothing else runs meanwhile."""
+        return any(isinstance(r, PauseGenerationReqInput) for r in self._scheduler._deferred_input_requests)
 
     def _next(self, paused: Paused) -> Any:
         """Return the batch that runs in this pause, or None."""
@@ -237,30 +248,39 @@ class Pauses:
         return self._processed.pop(id(result), None) is not None
 
     def _receive_messages(self) -> None:
-        """Take in new messages. If any arrived, also update the requests that wait for other servers."""
+        """Take in new messages. If any arrived, also update the requests that wait for other servers, unless there are
+        many."""
         sched = self._scheduler
         deferred = sched._deferred_input_requests
         ours: list[Any] = []
         if self._ranks.leader:
             ours = [*([] if deferred else sched._poll_timeout_aborts()), *self._make_poll_messages()]
         came = sched.request_receiver.recv_requests(local_reqs=ours)
-        deferred.extend(r for r in came if not isinstance(r, PollTransfers))
+        messages = [r for r in came if not isinstance(r, PollTransfers)]
+        deferred.extend(messages)
         n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
         now, deferred[:n] = deferred[:n], []
         sched.process_input_requests(now)
         if came:
-            self._poll_other_servers()
+            self._poll_other_servers(due=len(messages) < len(came))
 
     def _make_poll_messages(self) -> list[Any]:
         """Return the messages that the leading rank sends to all ranks with the requests."""
-        return [PollTransfers()] if time.perf_counter() >= self._polled_s + POLL_S else []
+        return [PollTransfers()] if time.perf_counter() >= self._polls_s else []
 
-    def _poll_other_servers(self) -> None:
-        """Take in requests whose decode server is ready, and finish requests whose KV transfer is done."""
-        sched, self._polled_s = self._scheduler, time.perf_counter()
+    def _poll_other_servers(self, *, due: bool) -> None:
+        """Take in requests whose decode server is ready, and finish requests whose KV transfer is done. If no poll is
+        `due`, do so only for few requests."""
+        sched, begin = self._scheduler, time.perf_counter()
+        queues = sched.waiting_queue, sched.disagg_prefill_bootstrap_queue.queue, sched.disagg_prefill_inflight_queue
+        # The ranks that poll together have equal queues.
+        if not due and sum(map(len, queues)) > FEW:
+            return
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         sched.resolve_waiting_queue_bootstrap()
         sched.process_disagg_prefill_inflight_queue()
+        end = time.perf_counter()
+        self._polls_s = max(begin + POLL_S, end + (end - begin) / POLL_SHARE)
 
     def _process_queued_results(self) -> None:
         """Process the results of batches before the paused batch, so that their first tokens do not wait for its end.

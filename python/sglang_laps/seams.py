@@ -129,6 +129,7 @@ SEAMS: tuple[Seam, ...] = (
         "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size, has_chunked_req=",
     ),
     Seam(f"{_ADDER}.add_one_req_ignore_eos", "overridden", "adder", "self, req"),
+    Seam(f"{_ADDER}.preempt_to_schedule", "overridden", "adder", "self, req"),
     Seam(f"{_SCHEDULER}.ingest_requests", "followed", "pauses", "77f9e386bae1"),
     Seam(f"{_LOOPS}.get_next_disagg_prefill_batch_to_run", "followed", "pauses", "97d4e18208d6"),
     Seam(f"{_LOOPS}.event_loop_normal_disagg_prefill", "followed", "pauses", "b4315a1aa380"),

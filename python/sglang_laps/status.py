@@ -10,6 +10,7 @@ the router: its ``telemetry``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.5
 """Least time between two updates of the Prometheus gauges (seconds)."""
+SHARE = 0.02
+"""Most of a scheduler's time that these updates may take."""
 
 
 def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
@@ -224,7 +227,7 @@ class Series:
             return path.partition(".")[0] not in without
 
         self._values = list(labels.values())
-        self._told_s: float | None = None
+        self._tells_s = -math.inf
         self._gauges = [(path, unit, series(gauge, path, *how)) for path, unit, *how in _GAUGES if kept(path)]
         self._counters = [(path, series(Counter, path, *how)) for path, *how in _COUNTERS if kept(path)]
         self._counted: dict[tuple[str, ...], float] = {}
@@ -234,11 +237,12 @@ class Series:
 
     def update(self, now: float, status: Callable[[], dict[str, Any]], totals: Mapping[str, Totals]) -> None:
         """Advance the counters of each class to `totals`; update all series if PERIOD_S has passed since the last
-        time."""
+        time, or more if many requests wait: then a snapshot takes long."""
         self._count({"totals": {cls: asdict(total) for cls, total in totals.items()}})
-        if self._told_s is None or now - self._told_s >= PERIOD_S:
-            self._told_s = now
+        if now >= self._tells_s:
+            begin = time.perf_counter()
             self.show(status())
+            self._tells_s = now + max(PERIOD_S, (time.perf_counter() - begin) / SHARE)
 
     def show(self, status: dict[str, Any]) -> None:
         """Set the gauges and advance the counters to a snapshot, or to some entries of one."""

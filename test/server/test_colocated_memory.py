@@ -20,23 +20,22 @@ from .slicing import SHAPE
 from .test_slices_features import HICACHE, PAGES
 
 RUNNING = 6
+ROWS = ("--max-running-requests", str(RUNNING))
 SETUPS = tuple(
     Setup(
         f"colocated-memory-{name}",
-        (
-            *LAPS,
-            *FREQUENT_PAUSES,
-            *HICACHE,
-            "--enable-streaming-session",
-            "--max-running-requests",
-            str(RUNNING),
-            *flags,
-        ),
+        (*LAPS, *FREQUENT_PAUSES, *HICACHE, "--enable-streaming-session", *ROWS, *flags),
         devices.with_path({}, PLUGIN),
         SHAPE,
         mode="null",
     )
     for name, flags in LOOPS.items()
+)
+PRIORITIES = Setup(
+    "colocated-rows-priorities",
+    (*LAPS, *FREQUENT_PAUSES, *ROWS, "--enable-priority-scheduling"),
+    shape=SHAPE,
+    mode="null",
 )
 WINDOWS = Setup(
     "colocated-memory-windows",
@@ -181,3 +180,25 @@ def test_running_requests_stay_within_limit(prefill: Prefill, reference: Referen
     require_right_answers(requests, reference)
     assert RUNNING - 2 <= most <= RUNNING
     prefill.require_all_tokens_free()
+
+
+@run_on(*SETUPS, PRIORITIES)[0]
+def test_long_prompts_get_rows_while_short_requests_wait(prefill: Prefill, reference: Reference) -> None:
+    name = f"rows-{prefill.setup.name}"
+    shorts = [Request(f"{name}-short-{i}-x", random_prompt(9000 + i, 30), 24, 0.0) for i in range(120)]
+    longs = [Request(f"{name}-long-{i}-x", random_prompt(9500 + i, 1500), 2, 0.1 + 0.1 * i) for i in range(3)]
+    ended: list[Request] = []
+
+    async def scenario() -> None:
+        async def one(http: Any, a: Request) -> None:
+            await a.send_at_its_time(http, prefill.server.url)
+            ended.append(a)
+
+        async with load.session() as http:
+            await asyncio.gather(*(one(http, a) for a in (*shorts, *longs)))
+
+    asyncio.run(scenario())
+    require_right_answers([*shorts, *longs], reference)
+    prefill.require_all_tokens_free()
+    last = max(ended.index(a) for a in longs)
+    assert last < len(ended) * 3 // 4, f"{last} requests ended before the last long prompt"

@@ -151,6 +151,32 @@ def test_long_prompt_is_not_skipped_while_no_request_may_start() -> None:
         assert not core.asks_again
 
 
+@pytest.mark.parametrize("free", [1, 2])
+def test_long_prompts_get_a_share_of_the_rows_that_become_free(free: int) -> None:
+    """At ``--max-running-requests`` a row that becomes free goes to the class that is shown to the builder first."""
+    core, now, got = make_core(), 0.0, {SHORT: 0, LONG: 0}
+    shorts, longs = [Request(f"s{i}", 50) for i in range(40)], [Request(f"L{i}", 900) for i in range(4)]
+    for n in range(1200):
+        now += 0.01
+        rows = free if n % 10 == 0 else 0
+        queues = core.view_queues([*shorts, *longs], None)
+        plan = core.decide(now, queues, None, frees_memory=True)
+        for part in core.parts(plan, queues, beside=False):
+            core.considered = bool(rows)
+            if taken := part.queue[:rows]:
+                core.record_build(part, make_batch(*taken), plan, None, [], now, sliced=False)
+                built = core.take_next()
+                assert built is not None
+                built.started, built.done = now, now + 0.005
+                core.record_result(built, now + 0.006)
+                for r in taken:
+                    got[LONG if r in longs else SHORT] += 1
+                break
+    rows = 120 * free
+    assert got[LONG] >= rows / 5, got
+    assert got[SHORT] >= rows / 4, got
+
+
 def test_long_prompt_lacking_memory_is_not_skipped() -> None:
     a, b = Request("a", 300), Request("b", 600)
     core = make_core()

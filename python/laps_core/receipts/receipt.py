@@ -44,9 +44,10 @@ Cause = Literal[
 ]
 """tokenizing: until the scheduler has the request. decode_room: until a decode server has memory for it. behind_short,
 behind_long, behind_streams: a batch of other requests, or a decode step, has the device. window: a short batch is held.
-gap: the gap between preemptions is not over. memory: the KV cache is full. ranks: the ranks run a step without the
-request. host_load, prefetch: its prefix is loaded from host memory or storage. computing: its own batches run.
-preempted: other batches run within its own. scheduling: the device is idle, the host builds or launches a batch.
+gap: the gap between preemptions is not over. memory: the KV cache is full, or no more requests may run. ranks: the
+ranks run a step without the request. host_load, prefetch: its prefix is loaded from host memory or storage.
+computing: its own batches run. preempted: other batches run within its own. scheduling: the device is idle, the host
+builds or launches a batch.
 transfer: until the decode server has its KV cache. answering: until the scheduler sends the answer. router_queue,
 router_retries, router, decode_server: at the router, and until the decode server's first event. other: the rest."""
 
