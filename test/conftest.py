@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize="LAPS_NEW_EXAMPLES" not in os.environ,
     )
     settings.load_profile("laps")
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw2").removeprefix("gw"))
     low = PORTS + 1440 * (worker % 3)
     servers.PORTS = (low, low + 1440)
 

@@ -94,8 +94,18 @@ def answered_loop(
     target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
 ) -> Loop:
     """Run a closed loop (``client.closed``). Raises ConnectionError if a request fails, or none is answered."""
+    loop = _loop(target, bodies, clients, seconds, run_in_s, tokens)
+    if not loop.ttft_s:
+        raise ConnectionError(f"{target.url} answered no request in a loop of {clients} clients")
+    return loop
+
+
+def _loop(
+    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
+) -> Loop:
+    """Run a closed loop, in which perhaps no request is answered. Raises ConnectionError if a request fails."""
     loop = asyncio.run(client.closed(target, bodies, clients, seconds, run_in_s, tokens))
-    if loop.failed or not loop.ttft_s:
+    if loop.failed:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
     return loop
 
@@ -105,7 +115,7 @@ def closed_loop(target: Target, bodies: Sequence[bytes], clients: int, seconds: 
     waited during the whole loop. ``run_in_s``: uncounted time until requests are answered as fast as they arrive.
     Raises ConnectionError if a request fails, or if the law does not hold in the last loop."""
     for longer in LONGER:
-        loop = answered_loop(target, bodies, clients, longer * seconds, longer * run_in_s)
+        loop = _loop(target, bodies, clients, longer * seconds, longer * run_in_s)
         if loop.steady.holds:
             break
         # Prompts that were sent may be cached now: they come again after all other prompts.

@@ -159,10 +159,10 @@ class LapsCore:
         chunk, and no prompt in progress is tried alone, because it would be cut.
         """
         for cls in plan.order:
+            carries = plan.decode == "carried" and plan.order[0] == cls
             if cls == SHORT:
                 picked, seen = [queues.short[i] for i in plan.picked], set(plan.picked)
                 rest = [r for i, r in enumerate(queues.short[:LOOKAHEAD]) if i not in seen] + queues.short[LOOKAHEAD:]
-                carries = plan.decode == "carried" and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.lacking = False
@@ -170,7 +170,6 @@ class LapsCore:
             first = next((r for r in picked if r in queues.begun), None)
             joining = [queues.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
-            carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
             if self.considered:
                 self._record_skipped([r for r in picked if r is not first], queues)
@@ -225,9 +224,8 @@ class LapsCore:
         if part.cls == LONG and plan.mixed:
             short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.class_of(r) == SHORT}
         cls = SHORT if len(short) == len(reqs) else LONG
-        if part.cls == LONG and cls == SHORT and part.slot is None:
-            # Short requests took the last rows of a step that was planned for long prompts.
-            self.lacking = True
+        # True: short requests took the last rows of a step that was planned for long prompts.
+        self.lacking = self.lacking or (part.cls == LONG and cls == SHORT and part.slot is None)
         if cut is not None:
             cut.laps_tag.chunk_s = now
         self._next = Flight(
@@ -246,7 +244,7 @@ class LapsCore:
         return self._next
 
     def idle(self, batch: Any) -> Flight:
-        """Return the flight of a step of all ranks in which this rank has nothing to compute."""
+        """Return the flight of a joint step in which this rank has nothing to compute."""
         return Flight(cls=SHORT, shape=[], within=bool(self.under_way), batch=batch, reqs=[], cut=None, stock=False)
 
     def take_next(self) -> Flight | None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from laps_core.policy.types import Paused
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -31,7 +30,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
-from sglang_laps import put_back
+from sglang_laps import host_loads, put_back
 from sglang_laps.armed import Abandoned, Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
@@ -160,24 +159,18 @@ class Pauses:
                     break  # the device goes on with the next slice while this result is processed
                 self._process_last_result()
         if ends:
-            self._wait_for_host_load(flight.batch)
+            host_loads.wait_for_load(sched, flight.batch)
             flight.abandoned = True
             raise Abandoned
         if ran:
             self._restore_paused(flight)
         return ran
 
-    def _wait_for_host_load(self, batch: Any) -> None:
-        """Let the device wait until the host tier has loaded all prefixes of `batch`, whose pass ends here. Later
-        batches find them in the cache, and SGLang lets only the batch that loads them wait, layer by layer."""
-        counter, load = self._scheduler.tp_worker.hicache_layer_transfer_counter, batch.hicache_consumer_index
-        if load >= 0:
-            counter.events[load].wait(counter.num_layers - 1)
-
     def _launch_in_pause(self, batch: Any) -> None:
         """Launch a batch in a pause."""
         if batch.hicache_consumer_index < 0:
-            batch.hicache_consumer_index = self._loads_shared(batch)
+            below = [f.batch for f in reversed(self._core.under_way)]
+            batch.hicache_consumer_index = host_loads.find_shared(self._scheduler, batch, below)
         self._launched = batch, self._launch(batch)
 
     def _restore_paused(self, flight: Flight) -> None:
@@ -226,22 +219,6 @@ class Pauses:
         # With data-parallel attention `new` has the adapters of all ranks; ``put_back`` loads the paused ones again.
         slots, kept = self._scheduler.tp_worker.model_runner.lora_manager.max_loras_per_batch, self.adapters()
         return fetch(new, {*running, *(kept if len({*new, *running, *kept}) <= slots else ())})
-
-    def _loads_shared(self, batch: Any) -> int:
-        """Return the host load that `batch` must wait for; -1 = none. A prefix found on the device may still be loading
-        for a paused batch; the loads of the newest batch end last. Streams waited for their loads when they started."""
-        if not batch.forward_mode.is_extend():
-            return -1
-        table = self._scheduler.req_to_token_pool.req_to_token
-        for below in (f.batch for f in reversed(self._core.under_way)):
-            if below.hicache_consumer_index < 0:
-                continue
-            rows = zip(below.reqs, below.req_pool_indices, below.prefix_lens, strict=True)
-            loads = [table[row, n - r.host_loaded_length : n] for r, row, n in rows if r.host_loaded_length]
-            found = [table[row, :n] for row, n in zip(batch.req_pool_indices, batch.prefix_lens, strict=True)]
-            if loads and bool(torch.isin(torch.cat(found), torch.cat(loads)).any()):
-                return int(below.hicache_consumer_index)
-        return -1
 
     def processed(self, result: Any) -> bool:
         """Return True if this result was already processed in a pause. The event loop asks once per result."""

@@ -120,15 +120,15 @@ def test_chats_reuse_cached_history_and_use_both_dp_ranks(
     first, said = sum(CHUNK + 40 * i for i in range(4)), list[int]()
 
     def attempt(i: int) -> bool:
-        """Return True if of the eight later turns, each of over 500 tokens, only new tokens were computed. The router
-        may leave a history whose rank was slow for a moment."""
+        """Return True if of the eight later turns, each of over 500 tokens, only new tokens were computed, and by both
+        ranks. The router may leave a history, or a rank, that was slow for a moment."""
         before, computed = requests(prefill), prefill.totals()
         asyncio.run(run(9200 + 10_000 * i))
-        assert all(b > a for a, b in zip(before, requests(prefill), strict=True))
+        both = all(b > a for a, b in zip(before, requests(prefill), strict=True))
         after = prefill.totals()
         said.append(sum(after[c]["tokens"] - computed[c]["tokens"] for c in after))
         assert said[-1] >= first
-        return said[-1] <= first + 8 * (NEW + 20 + 64)
+        return both and said[-1] <= first + 8 * (NEW + 20 + 64)
 
     repeat_until(attempt, "later turns reuse their histories", lambda: (first, said))
     # The router also reads the decode server's KV usage.

@@ -178,8 +178,8 @@ def test_steps_read_in_parts_appear_complete_and_once(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while fake.request_counts["trace"] < before + 8:
                     await asyncio.sleep(0.05)
-            newest = 1e-6 * await page.evaluate("newest")
-            seen = await page.evaluate("steps.map(e => [e.pid, e.name, e.ts, e.end, e.measured])")
+            newest, seen = await page.evaluate("[newest, steps.map(e => [e.pid, e.name, e.ts, e.end, e.measured])]")
+        newest *= 1e-6
         begin, end = newest - 25, newest - 0.5
         made = [
             [h.rank + 1, r.name, 1e6 * (h.start_s + r.begin), 1e6 * (h.start_s + r.end), r.args["measured_ms"]]
@@ -241,7 +241,7 @@ def test_missing_data_is_reported_and_hidden_page_stops_polling(tmp_path: Path) 
             most = 1 + (time.monotonic() - begin) / 30.0
             assert 1 <= fake.request_counts["trace"] <= most, "asked again after half a minute"
             await page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); 0")
-            await asyncio.sleep(1.5)
+            await page.wait_until("!asking")
             before = fake.request_counts["status"]
             await asyncio.sleep(2.5)
             assert fake.request_counts["status"] == before

@@ -96,8 +96,9 @@ def test_picture_prompts_get_correct_tokens_under_preemption(prefill: Prefill) -
         stayed = [a for a in requests if a.leaves_after_s is None and a.steps]
         if stayed:  # only with drafts, which are right as often as alone
             pairs = zip(stayed, send_again(prefill, [*stayed]), strict=True)
-            same = [(a.steps, b.steps) for a, b in pairs if a.tokens == b.tokens]  # the others had a tie
-            assert len(same) >= 0.9 * len(stayed)
+            calm = [(a, b) for a, b in pairs if not a.retractions]  # a retracted one gets a token without a draft
+            same = [(a.steps, b.steps) for a, b in calm if a.tokens == b.tokens]  # the others had a tie
+            assert len(same) >= 0.9 * len(calm)
             assert sum(a for a, _ in same) == sum(b for _, b in same)
         return count_preemptions(prefill) > before
 

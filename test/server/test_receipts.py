@@ -170,7 +170,11 @@ def test_receipt_causes_add_up_to_client_ttft(prefill: Prefill) -> None:
         outside_ms = quantile(way, 0.5) - 2.0 * ping_ms
         # A receipt misses the wait for a core as it is made. The slowest pings show how long such waits are here.
         rarely_ms = 1.0 + quantile(loopback.took_ms, 0.99)
-        return quantile(missed, 0.5) <= 1.0 and quantile(missed, 0.99) <= rarely_ms and outside_ms <= 2.0 + ping_ms
+        return (
+            quantile(missed, 0.5) <= 1.0 + ping_ms
+            and quantile(missed, 0.99) <= rarely_ms
+            and outside_ms <= 2.0 + ping_ms
+        )
 
     repeat_until(attempt, "the machine lets processes run as they become ready")
     kept = {r["rid"]: r for r in prefill.get("/laps_receipts?seconds=600")["receipts"]}

@@ -92,7 +92,7 @@ def ask(
     ],
 )
 def test_bare_client_reads_streamed_replies(reply: bytes, got: Any, done: bool, reason: str, broken: bool) -> None:
-    record = ask(BareClient, GEN, True, reply, leave_s=None if reply else 0.05)
+    record = ask(BareClient, GEN, True, reply, leave_s=None if reply else 2.0)
     assert (record.answer, record.done, record.reason, bool(record.broken)) == (got, done, reason, broken)
     assert record.left == (not reply)
 

@@ -11,7 +11,7 @@ from cores import make_core, make_flight
 from sglang_laps.late import Late
 
 HOLD_S = 0.15
-LONG_S = 5.0
+LONG_S = 100.0
 """A wait that no delay of a busy machine lasts as long as (seconds)."""
 BATCH = SimpleNamespace(forward_iter=1)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from laps_plan.traffic import named
 from laps_plan.traffic.job import Job
+from rounds import repeat_until
 
 from benchmark.load import client
 from benchmark.load.connection import Target
@@ -21,7 +22,7 @@ from benchmark.serve.compare import BLOCK, BLOCKS, answered_loop, closed_loop, i
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0
-"""Tolerated delay (seconds) of observations while other processes use the cores."""
+"""Longest delay (seconds) of an observation in at least one of several tries: other processes use the cores."""
 
 
 class Slow(asyncio.Protocol):
@@ -80,28 +81,40 @@ def replay(jobs: list[Job], patience_s: float = 5.0, closes: bool = False) -> tu
 
 def test_ttft_matches_server_delay() -> None:
     jobs = [Job(0.01 * i, tokens) for i, tokens in enumerate((20, 200, 50, 100))]
-    answers, _ = replay(jobs)
-    assert [a.job for a in answers] == jobs
-    for answer in answers:
-        assert answer.ttft_s is not None
-        assert PER_TOKEN_S * answer.job.new - 0.002 <= answer.ttft_s < PER_TOKEN_S * answer.job.new + BUSY_S
+
+    def attempt(_i: int) -> bool:
+        answers, _ = replay(jobs, patience_s=60.0)
+        assert [a.job for a in answers] == jobs
+        delays = [(a.ttft_s or 0.0) - PER_TOKEN_S * a.job.new for a in answers]
+        assert min(delays) >= -0.002
+        return max(delays) < BUSY_S
+
+    repeat_until(attempt, "answers are in time")
 
 
 def test_jobs_are_sent_on_schedule_regardless_of_answers() -> None:
     jobs = [Job(0.02 * i, 300) for i in range(5)]
-    answers, _ = replay(jobs)
-    for answer in answers:
-        assert -0.002 <= answer.sent_s - answer.job.at_s < BUSY_S
-        assert answer.late_s >= 0.0
-    assert answers[-1].sent_s < (answers[0].ttft_s or 0.0)
+
+    def attempt(_i: int) -> bool:
+        answers, _ = replay(jobs)
+        delays = [answer.sent_s - answer.job.at_s for answer in answers]
+        assert min(delays) >= -0.002
+        assert min(answer.late_s for answer in answers) >= 0.0
+        return max(delays) < BUSY_S and answers[-1].sent_s < (answers[0].ttft_s or 0.0)
+
+    repeat_until(attempt, "jobs are sent in time, the last one before the first answer")
 
 
 def test_follow_up_turn_waits_for_previous_answer() -> None:
-    jobs = [Job(0.0, 200), Job(0.01, 20, 200, after=0), Job(0.02, 21)]
-    answers, order = replay(jobs)
-    assert order == [200, 21, 20]
-    assert answers[1].sent_s >= 0.2
-    assert answers[1].late_s < BUSY_S
+    jobs = [Job(0.0, 1000), Job(0.01, 20, 1000, after=0), Job(0.02, 21)]
+
+    def attempt(_i: int) -> bool:
+        answers, order = replay(jobs)
+        assert order.index(1000) < order.index(20)
+        assert answers[1].sent_s >= 1.0
+        return order == [1000, 21, 20] and answers[1].late_s < BUSY_S
+
+    repeat_until(attempt, "a job without a previous turn does not wait")
 
 
 def test_error_response_has_no_ttft() -> None:
@@ -115,7 +128,7 @@ def test_closed_connection_fails_requests() -> None:
 
 
 def test_replay_gives_up_after_patience() -> None:
-    answers, _ = replay([Job(0.0, 4000), Job(0.0, 10)], patience_s=0.5)
+    answers, _ = replay([Job(0.0, 60_000), Job(0.0, 10)], patience_s=3.0)
     assert [a.ttft_s is None for a in answers] == [True, False]
 
 
@@ -127,18 +140,31 @@ def test_refused_connection_has_no_ttft() -> None:
 
 def test_closed_loop_keeps_clients_busy() -> None:
     jobs = [Job(0.0, 50)] * 3
-    loop, _ = run_against_server(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
-    assert loop.failed == 0
-    assert 4 / (0.05 + BUSY_S) < loop.steady.requests_per_s < 1.1 * 4 / 0.05
-    assert 0.048 < statistics.median(loop.ttft_s) < 0.05 + BUSY_S
+
+    def attempt(_i: int) -> bool:
+        loop, _ = run_against_server(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
+        assert loop.failed == 0
+        if not loop.ttft_s:
+            return False
+        ttft_s = statistics.median(loop.ttft_s)
+        assert ttft_s > 0.048
+        assert loop.steady.requests_per_s < 1.1 * 4 / 0.05
+        return ttft_s < 0.05 + BUSY_S and loop.steady.requests_per_s > 4 / (0.05 + BUSY_S)
+
+    repeat_until(attempt, "clients are busy")
 
 
 def test_closed_loop_reruns_longer_while_littles_law_fails() -> None:
     jobs = [Job(0.0, 900), *([Job(0.0, 20)] * 2000)]
-    loop, lengths = run_against_server(lambda target: asyncio.to_thread(closed_loop, target, bodies(jobs), 4, 0.4, 0.1))
-    assert loop.end_s - loop.begin_s >= 0.8 - 1e-6
-    assert lengths.count(900) == 1
-    assert loop.steady.holds
+
+    def attempt(_i: int) -> bool:
+        loop, lengths = run_against_server(
+            lambda target: asyncio.to_thread(closed_loop, target, bodies(jobs), 4, 0.4, 0.1)
+        )
+        assert loop.steady.holds
+        return loop.end_s - loop.begin_s >= 0.8 - 1e-6 and lengths.count(900) == 1
+
+    repeat_until(attempt, "the first loop is too short")
 
 
 def test_every_block_of_closed_loop_has_same_mix() -> None:
@@ -203,7 +229,7 @@ class Streaming(asyncio.Protocol):
         self.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         loop = asyncio.get_running_loop()
         loop.call_later(0.05, self.transport.write, b"%x\r\n%b\r\n" % (len(FIRST), FIRST))
-        loop.call_later(0.3, self.transport.write, b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+        loop.call_later(0.5, self.transport.write, b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
 
 
 def test_stream_ttft_is_time_of_first_event() -> None:
@@ -214,14 +240,17 @@ def test_stream_ttft_is_time_of_first_event() -> None:
         server = await asyncio.get_running_loop().create_server(Streaming, "127.0.0.1", 0)
         async with server:
             target = Target("127.0.0.1", server.sockets[0].getsockname()[1])
-            answers = await client.replay(target, jobs, prompts.bodies(jobs, 1), 5.0)
-            return answers, await client.closed(target, prompts.bodies(jobs[:1], 1), 1, 0.5, 0.0)
+            answers = await client.replay(target, jobs, prompts.bodies(jobs, 1), 60.0)
+            return answers, await client.closed(target, prompts.bodies(jobs[:1], 1), 1, 1.0, 0.0)
 
-    (whole, failed), loop = asyncio.run(run())
-    assert whole.ttft_s is not None
-    assert 0.048 < whole.ttft_s < 0.05 + BUSY_S
-    assert failed.ttft_s is None
-    assert loop.ttft_s[0] < loop.whole_s[0] - 0.1
+    def attempt(_i: int) -> bool:
+        (whole, failed), loop = asyncio.run(run())
+        assert whole.ttft_s is not None
+        assert whole.ttft_s > 0.048
+        assert failed.ttft_s is None
+        return whole.ttft_s < 0.4 and bool(loop.ttft_s) and loop.ttft_s[0] < loop.whole_s[0] - 0.1
+
+    repeat_until(attempt, "the first event comes before the last")
 
 
 def test_connection_closed_by_server_is_not_reused() -> None:
@@ -232,13 +261,17 @@ def test_connection_closed_by_server_is_not_reused() -> None:
             super().answer(tokens)
             asyncio.get_running_loop().call_later(0.02, self.transport.close)
 
-    async def run() -> list[client.Answer]:
+    async def run() -> None:
         server = await asyncio.get_running_loop().create_server(Once, "127.0.0.1", 0)
         async with server:
-            jobs = [Job(0.1 * i, 20) for i in range(3)]
-            return await client.replay(Target("127.0.0.1", server.sockets[0].getsockname()[1]), jobs, bodies(jobs), 5.0)
+            pool = client.Pool(Target("127.0.0.1", server.sockets[0].getsockname()[1]))
+            for raw in bodies([Job(0.0, 20)] * 3):
+                assert (await pool.ask(raw))[0] is not None
+                while pool._all[-1].open:
+                    await asyncio.sleep(0.01)
+            assert len(pool._all) == 3
 
-    assert [a.ttft_s is not None for a in asyncio.run(run())] == [True] * 3
+    asyncio.run(run())
 
 
 def test_closed_loop_client_stops_after_failure() -> None:
