@@ -3,9 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from laps_core.histogram import LengthCount
 from laps_core.protocol import read_status
-from sglang_laps.status import merge
+from sglang_laps.status import PERIOD_S, SHARE, Series, merge
 
 
 def rank(depth: int, oldest: float, busy: float) -> dict[str, Any]:
@@ -73,3 +74,24 @@ def test_merge_keeps_missing_decode_target() -> None:
     decode = dict.fromkeys(("streams", "steps", "steps_in_pauses", "steps_carried", "busy_s", "abandoned_passes"), 0)
     told = merge([{**rank(0, 0.0, 0.0), "decode": {"target_ms": None, "step_ms": None, **decode, "tbt_ms": {}}}] * 2)
     assert told["decode"]["target_ms"] is None
+
+
+@pytest.mark.parametrize(("took_s", "updates"), [(0.0, 25), (0.125, 2)])
+def test_long_snapshots_are_taken_less_often(took_s: float, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot visits each waiting request."""
+    now, shown = 100.0, list[float]()
+    series: Any = Series.__new__(Series)
+    series._tells_s, series._counters = 0.0, []
+
+    def show(_: dict[str, Any]) -> None:
+        nonlocal now
+        now += took_s
+        shown.append(now)
+
+    series.show = show
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    for _ in range(200):
+        series.update(now, dict, {})
+        now += PERIOD_S / 8
+    assert updates <= len(shown) <= updates + 2
+    assert took_s * len(shown) <= SHARE * (now - 100.0) + 2 * took_s
