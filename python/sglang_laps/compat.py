@@ -32,6 +32,8 @@ class Release(NamedTuple):
     """True if a platform can say that it has no NCCL."""
     drafts_in_pauses: bool
     """True if speculative decoding in the pauses of a server without disaggregation was tested."""
+    takes_http_app: bool
+    """True if the HTTP processes of --tokenizer-worker-num > 1 can serve another application than SGLang's."""
     missing: frozenset[str] = frozenset()
     """Names that are missing in this release; LAPS works without them."""
 
@@ -49,10 +51,11 @@ RELEASES: dict[str, Release] = {
         guards_early_send=False,
         asks_for_nccl=False,
         drafts_in_pauses=False,
+        takes_http_app=False,
         # So a request that ends while it waits has no receipt, and drafts are not verified without a GPU.
         missing=frozenset({f"{_SCHEDULER}.send_abort_output", *(f"speculative.{name}" for name in _DRAFTS)}),
     ),
-    "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True, drafts_in_pauses=True),
+    "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True, drafts_in_pauses=True, takes_http_app=True),
 }
 """Supported releases, the newest last. The table in ``seams`` has the names of the newest release."""
 
@@ -76,7 +79,8 @@ class EarlySendGuard(Stock):  # type: ignore[misc]
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch; note whether the host tier loads KV for it."""
-        self._laps_loads = self.laps is not None and batch.hicache_consumer_index >= 0
+        if self.laps is not None:
+            self._laps_loads = batch.hicache_consumer_index >= 0
         return super().run_batch(batch, *args, **kwargs)
 
     def maybe_send_cached_prefix_chunk(self, req: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import answering, graphs, moments, options, penalties, saved_model, seams, transfers
+from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.seams import wrong_release
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
@@ -92,8 +92,8 @@ def enable(args: argparse.Namespace) -> None:
         return
     if wrong := wrong_release() or (conflict(args) if prefills else None):
         raise ConfigError(f"{options.ENABLE}: {wrong}")
-    if args.admin_api_key and args.tokenizer_worker_num > 1:
-        raise ConfigError("--admin-api-key: SGLang checks it only with --tokenizer-worker-num 1")
+    if wrong := _conflict_of_processes(args):
+        raise ConfigError(wrong)
     if config.graphs and not prefills:
         raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
     if reason is None and several_ranks(args) and not args.disable_overlap_schedule:
@@ -112,6 +112,15 @@ def enable(args: argparse.Namespace) -> None:
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     PoolCell.make()
     import sglang_laps.http_app  # noqa: F401  (adds the routes)
+
+
+def _conflict_of_processes(args: argparse.Namespace) -> str | None:
+    """Return why several HTTP processes are refused, or None."""
+    if args.tokenizer_worker_num == 1:
+        return None
+    if not compat.release().takes_http_app:
+        return f"--tokenizer-worker-num: only 1 on SGLang {compat.installed()}, whose other HTTP processes lack LAPS"
+    return "--admin-api-key: SGLang checks it only with --tokenizer-worker-num 1" if args.admin_api_key else None
 
 
 def _refuse_conflict(_: None, server_args: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import warm
 from served import make_checkpoint
+from sglang_laps import compat, plugin
 
 PARSE = """
 import json, os, sys
@@ -29,6 +31,7 @@ for argv in json.loads(sys.argv[1]):
         print("exit", e.code, flush=True)
 """
 ON = "--enable-laps-scheduler"
+TWO_PROCESSES = "ok {" if compat.release().takes_http_app else "error: --tokenizer-worker-num: only 1 on SGLang"
 CASES: list[tuple[list[str], str]] = [
     ([ON], "ok {"),
     ([ON, "--laps-length-threshold", "auto", "--laps-wait-window-ms", "0", "--laps-ttft-slo-ms", "400"], "ok {"),
@@ -52,9 +55,9 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--pp-size", "2", "--attn-dp-size", "2"], "error: --enable-laps-scheduler: data-parallel attention with"),
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     ([ON, "--enable-pd-role-switch"], "error: --enable-laps-scheduler: --enable-pd-role-switch cannot"),
-    ([ON, "--admin-api-key", "x", "--tokenizer-worker-num", "2"], "error: --admin-api-key: SGLang checks it only with"),
+    ([ON, "--admin-api-key", "x", "--tokenizer-worker-num", "2"], "error: --"),
     ([ON, "--admin-api-key", "x"], "ok {"),
-    ([ON, "--tokenizer-worker-num", "2"], "ok {"),
+    ([ON, "--tokenizer-worker-num", "2"], TWO_PROCESSES),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
     (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),
@@ -93,6 +96,23 @@ def test_command_line_is_accepted_or_refused_with_reason(answers: list[str], i: 
         assert "ok " in answers[i]
         on = "ok {" in answers[i]
         assert on == says.startswith("ok {")
+
+
+@pytest.mark.parametrize(
+    ("release", "key", "says"),
+    [
+        ("0.5.22", None, "--tokenizer-worker-num: only 1 on SGLang"),
+        ("0.5.23", "x", "--admin-api-key: SGLang checks it only with"),
+        ("0.5.23", None, ""),
+    ],
+)
+def test_several_http_processes_are_refused_where_they_lack_laps(
+    release: str, key: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "release", lambda: compat.RELEASES[release])
+    one, two = (argparse.Namespace(tokenizer_worker_num=n, admin_api_key=key) for n in (1, 2))
+    assert plugin._conflict_of_processes(one) is None
+    assert (plugin._conflict_of_processes(two) or "").startswith(says)
 
 
 def test_invalid_value_stops_launch_before_model_loads() -> None:

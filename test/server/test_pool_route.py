@@ -7,9 +7,10 @@ from typing import Any
 
 import warm
 from served import LAPS, NORMAL, NORMAL_LOOP, Prefill, Setup, run_on
+from sglang_laps import compat
 
 WORKERS = Setup("tokenizer-workers", (*LAPS, *NORMAL_LOOP, "--tokenizer-worker-num", "2"))
-SERVED, CLEAN = run_on(NORMAL, WORKERS)
+SERVED, CLEAN = run_on(NORMAL, *([WORKERS] if compat.release().takes_http_app else []))
 ASKED = """
 import json
 from fastapi import FastAPI
