@@ -114,6 +114,7 @@ def test_late_abort_of_ended_request_does_not_end_next_request_with_its_rid(monk
             for text in ("first", "second"):
                 assert (await s.post(text=SHORT, rid="mine"))[1]["text"]
                 assert [b["rid"] == hashed("mine") for b in decode.bodies] == [True, False][: len(decode.bodies)], text
+                await s.at_rest()
             gate.clear()
             third = asyncio.create_task(s.post(text=SHORT, rid="mine"))
             await s.until(lambda: len(decode.running_ids) == 1)
@@ -124,6 +125,7 @@ def test_late_abort_of_ended_request_does_not_end_next_request_with_its_rid(monk
             status, reply = await third
             assert (status, reply["text"]) == (200, "t2")
             monkeypatch.setattr(aborts, "USED_S", 0.0)
+            await s.at_rest()
             assert (await s.post(text=SHORT, rid="mine"))[0] == 200
             assert decode.bodies[-1]["rid"] == hashed("mine")
             assert list(s.lb.aborter._ended) == ["mine"]

@@ -38,7 +38,7 @@ def test_incomplete_bodies_take_no_slot() -> None:
                 await half.send(s)
             for _ in range(3):
                 assert (await s.post(text="a"))[0] == 200
-            assert s.lb.queue.in_flight == 0
+            await s.at_rest()
             for half in halves:
                 assert half.writer
                 half.writer.close()

@@ -102,7 +102,7 @@ def test_removed_server_finishes_requests_in_flight() -> None:
 
 def test_draining_server_is_removed_after_request_timeout() -> None:
     async def run() -> None:
-        async with stack(2, 2, args={"request_timeout_secs": 1}) as s:
+        async with stack(2, 2, args={"request_timeout_secs": 10}) as s:
             s.prefills[0].gate.clear()
             s.prefills[1].gate.clear()
             request = asyncio.create_task(s.post(text=SHORT))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -48,14 +48,17 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 async def told(resolver: Resolver, source: Name) -> list[Found]:
     """Return the servers that the source finds by its first lookup of the name."""
-    found: list[Found] = []
-    task = asyncio.create_task(source.run(found.extend))
-    async with asyncio.timeout(120):
-        while not resolver.asked:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.01)
-    task.cancel()
-    return found
+    first: asyncio.Future[list[Found]] = asyncio.get_running_loop().create_future()
+
+    def follow(found: Iterable[Found]) -> None:
+        if not first.done():
+            first.set_result([*found])
+
+    task = asyncio.create_task(source.run(follow))
+    try:
+        return await asyncio.wait_for(first, 120)
+    finally:
+        task.cancel()
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_access_log_records_retries_and_client_disconnects(caplog: pytest.LogCap
             await s.decodes[0].stop()
             for _ in range(2):
                 assert (await s.post(text=SHORT))[0] == 200
+            await s.at_rest()
             for p in s.prefills:
                 p.gate.clear()
             async with aiohttp.ClientSession() as client:

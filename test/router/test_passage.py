@@ -239,9 +239,11 @@ def test_500_disconnects_leave_no_outstanding_requests() -> None:
             make_prefill=lambda w: FakePrefill(w, tokens_per_s=200_000),
             make_decode=lambda w: FakeDecode(w, chunks=5, pause_s=0.05),
         ) as s:
-            begin = time.perf_counter()
-            await asyncio.gather(*(disconnect_midway(s, i, None) for i in range(100)))
-            took_s = time.perf_counter() - begin  # a client's patience is drawn relative to this
+            took_s = math.inf  # a client's patience is drawn relative to this
+            for start in (1000, 1100, 1200):
+                begin = time.perf_counter()
+                await asyncio.gather(*(disconnect_midway(s, start + i, None) for i in range(100)))
+                took_s = min(took_s, time.perf_counter() - begin)
             before = (await s.status())["counts"]["requests"]
             for start in range(100, 600, 100):
                 crowd = range(start, start + 100)
@@ -285,8 +287,8 @@ def test_decode_server_connections_are_reused() -> None:
             for _ in range(20):
                 assert (await s.post(text=SHORT))[0] == 200
             assert len(s.decodes[0].bodies) == 20
-            # At most 2: a load report may have used another connection at the same time.
-            assert len(s.decodes[0].peers) <= 2
+            # Not 20. Probes and load reports use connections at the same time, and idle ones close after a while.
+            assert len(s.decodes[0].peers) <= 5
 
     asyncio.run(run())
 

@@ -86,7 +86,7 @@ def test_dp_rank_with_reported_backlog_is_avoided() -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, tokens_per_s=20_000.0)) as s:
             for n in range(2):
-                ranked(s, n).ranks[0].backlog = 50_000
+                ranked(s, n).ranks[0].backlog = 5_000_000
                 instance = await known(s, 2, n)
                 await s.until(lambda i=instance: i.places[0].outlook.waiting(i.clock()).long > 0.0)  # type: ignore[misc]
             for i in range(8):
@@ -120,8 +120,9 @@ def test_requests_are_spread_evenly_over_dp_ranks(each: bool) -> None:
             for instance in s.lb.pools.instances:
                 for rank in instance.places:
                     assert (rank.outstanding, rank.outstanding_tokens) == (0, 0)
-                    assert sum(rank.outlook.waiting(instance.clock())) == 0.0
-                assert sum(instance.outlook.waiting(instance.clock())) == 0.0
+                places = (instance, *instance.places)
+                # A report from the middle of a request counts as work of other routers until the next one.
+                await s.until(lambda i=instance, p=places: not any(sum(x.outlook.waiting(i.clock())) for x in p))  # type: ignore[misc]
 
     asyncio.run(run())
 
@@ -179,9 +180,14 @@ def test_status_and_metrics_show_group_of_dp_ranks() -> None:
             assert "group_steps{" not in await metrics(s)
             told = {"steps": 12, "budget_s": 0.25, "waiting_share": 0.125}
             ranked(s).group = {"on": True, "why_not": None, **told, "cost": {"ranks": 2}}
-            await s.until(lambda: s.lb.readers[0].group is not None)
-            assert (await s.status())["prefill"][0]["group"] == {"on": True, **told}
-            assert f'group_waiting_share{{server="{s.lb.readers[0].instance.url}"}} 0.125' in await metrics(s)
+            # A poll that takes long lets the group age meanwhile.
+            async with asyncio.timeout(120):
+                while "group" not in (found := (await s.status())["prefill"][0]):
+                    await asyncio.sleep(0.01)
+                assert found["group"] == {"on": True, **told}
+                while "group_steps{" not in (found := await metrics(s)):
+                    await asyncio.sleep(0.01)
+            assert f'group_waiting_share{{server="{s.lb.readers[0].instance.url}"}} 0.125' in found
             ranked(s).group = {"on": False, "why_not": "its ranks do not run their steps together"}
             await s.until(lambda: s.lb.readers[0].group is None)
 

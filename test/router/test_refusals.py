@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.request_headers import _HEADER_OVERRIDES
-from sglang_router_laps.http import routes
+from sglang_router_laps.http import app, routes
 from sglang_router_laps.request import body as bodies
 
 from .fakes import SHORT, Body, stack
@@ -85,7 +85,7 @@ def test_concurrent_bodies_share_memory_budget() -> None:
             await s.until(lambda: s.lb.bodies.used == 0)
             assert s.lb.counts.rejected == 1
             assert (await s.post(text="a" * 12_000))[0] == 200
-            assert s.lb.bodies.used == 0
+            await s.until(lambda: s.lb.bodies.used == 0)
 
     asyncio.run(run())
 
@@ -114,7 +114,9 @@ def test_slow_body_returns_408(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_oversized_body_gets_readable_413_answer() -> None:
+def test_oversized_body_gets_readable_413_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LINGER_S", 60.0)
+
     async def run() -> None:
         async with stack(2, args={"max_payload_size": 100_000}) as s, connection(s.url) as (reader, writer):
             size = 1 << 23

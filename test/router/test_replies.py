@@ -97,8 +97,10 @@ def test_router_learns_no_times_from_errors(refusing: str, stream: bool) -> None
     """Servers refuse a prompt that is too long at once, so long prompts would seem to take no time."""
 
     def prefill(world: World) -> FakePrefill:
-        p = FailingPrefill(world) if refusing == "prefill" else FakePrefill(world, tokens_per_s=100.0)
+        p = FailingPrefill(world) if refusing == "prefill" else FakePrefill(world)
         p.laps = False
+        if refusing != "prefill":
+            p.gate.clear()
         return p
 
     def decode(world: World) -> FakeDecode:
@@ -110,6 +112,8 @@ def test_router_learns_no_times_from_errors(refusing: str, stream: bool) -> None
         async with stack(2, make_prefill=prefill, make_decode=decode) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": "a" * 400, "stream": stream}) as r:
                 assert b"too long" in await r.read()
+            for p in s.prefills:
+                p.gate.set()
             await s.at_rest()
             assert s.lb.pools.learnt.model is START
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp.connector
 import pytest
-from sglang_router_laps.servers import upstream
+from sglang_router_laps.servers import health, upstream
 from yarl import URL
 
 from .fakes import NO_PROBES, SHORT, FakeDecode, events_of, stack
@@ -18,11 +18,13 @@ from .fakes import NO_PROBES, SHORT, FakeDecode, events_of, stack
 STOOD_S = 3.0
 
 
-def test_stream_survives_standstill() -> None:
+def test_stream_survives_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stream may pause for this share of the time limit: longer than it does here, shorter than the standstill.
+    monkeypatch.setattr(health, "SILENCE", 2.5 / 120)
+
     async def run() -> None:
-        # A stream may pause for one second.
         make_decode = partial(FakeDecode, chunks=8, pause_s=0.1)
-        async with stack(2, args={"request_timeout_secs": 6, **NO_PROBES}, make_decode=make_decode) as s:
+        async with stack(2, args={"request_timeout_secs": 120, **NO_PROBES}, make_decode=make_decode) as s:
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
                 await r.content.readline()
                 # Router and servers share this thread.
@@ -38,7 +40,7 @@ def test_connections_that_time_out_in_standstill_make_no_server_unhealthy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Longer than a connection takes here, shorter than the standstill.
-    monkeypatch.setattr(upstream, "CONNECT_S", 0.5)
+    monkeypatch.setattr(upstream, "CONNECT_S", 2.0)
     happy_eyeballs = vars(aiohttp.connector)["aiohappyeyeballs"]
     connect, tried, timed_out = happy_eyeballs.start_connection, 0, 0
 

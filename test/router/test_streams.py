@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from sglang_router_laps.request import attempt
 from sglang_router_laps.request.streams import MergedEvents
+from sglang_router_laps.servers import health
 
 from .fake_replies import answer
 from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, FakePrefill, events_of, stack
@@ -37,8 +38,10 @@ class StoppingDecode(FakeDecode):
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["answers-probes", "deaf"])
-def test_stalled_stream_ends_with_error_event(deaf: bool) -> None:
-    args: dict[str, Any] = PROBES if deaf else {"request_timeout_secs": 6, **NO_PROBES}
+def test_stalled_stream_ends_with_error_event(deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    args: dict[str, Any] = PROBES if deaf else {"request_timeout_secs": 120, **NO_PROBES}
+    if not deaf:
+        monkeypatch.setattr(health, "SILENCE", 1 / 120)
 
     async def run() -> None:
         async with stack(2, args=args, make_decode=StoppingDecode) as s:

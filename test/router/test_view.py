@@ -234,6 +234,7 @@ def test_page_with_64_servers_is_accessible(tmp_path: Path) -> None:
                 await page.wait_until(f"{shown} !== {json.dumps(before)}")
                 assert await page.evaluate("heard.length") == 0, "numbers are not spoken"
                 gone = s.lb.pools.instances[5]
+                next(p for p in s.prefills if p.url == gone.url).healthy = False
                 gone.healthy = False
                 await page.wait_until("heard.length > 0")
                 assert await page.evaluate("heard[0]") == f"{gone.url.removeprefix('http://')} is unhealthy."
