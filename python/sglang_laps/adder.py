@@ -79,19 +79,23 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         if self.can_run_list and (tokens < self._least) != (self.can_run_list[0].extend_len < self._least):
             return AddReqResult.OTHER
         result = super().add_one_req(req, *args, **kwargs)
-        if result is AddReqResult.NO_TOKEN and all(self._classes.class_of(r) == SHORT for r in self.can_run_list):
+        if result is AddReqResult.NO_TOKEN and self._only_short():
             # The tokens to be computed include the output of a retracted request.
             output = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
             self._note_lack(len(req.full_untruncated_fill_ids) + output + self.per_req_token_overhead)
         return result
 
     def preempt_to_schedule(self, req: Req) -> bool:
-        """With ``--enable-priority-preemption``, make room for a request when no row is free. Return True if it can be
-        added. Call `note_lack` if the batch has no long request then."""
+        """With ``--enable-priority-scheduling``, make room for a request when no row is free. Return True if it can be
+        added. Call `note_lack` if it cannot, even as the first long request beside short ones."""
         found: bool = super().preempt_to_schedule(req)
-        if not found and all(self._classes.class_of(r) == SHORT for r in self.can_run_list):
+        if not found and self._only_short():
             self._note_lack(0)
         return found
+
+    def _only_short(self) -> bool:
+        """Return True if the batch has no long request yet."""
+        return all(self._classes.class_of(r) == SHORT for r in self.can_run_list)
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)

@@ -169,7 +169,7 @@ class Pauses:
     def _launch_in_pause(self, batch: Any) -> None:
         """Launch a batch in a pause."""
         if batch.hicache_consumer_index < 0:
-            below = [f.batch for f in reversed(self._core.under_way)]
+            below = (f.batch for f in reversed(self._core.under_way))
             batch.hicache_consumer_index = host_loads.find_shared(self._scheduler, batch, below)
         self._launched = batch, self._launch(batch)
 

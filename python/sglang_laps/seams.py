@@ -147,7 +147,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("lora.lora_manager.LoRAManager.prepare_lora_batch", "used", "put_back", "self, forward_batch"),
     Seam("model_executor.forward_context.set_forward_context", "used", "put_back", "ctx"),
     Seam("runtime_context.ForwardFlags._DEFAULTS", "used", "put_back", None),
-    Seam("managers.cache_controller.LayerLoadingEvent.wait", "used", "pauses", "self, layer_index"),
+    Seam("managers.cache_controller.LayerLoadingEvent.wait", "used", "host_loads", "self, layer_index"),
     Seam("utils.device_timer.DeviceTimer.wrap", "followed", "put_back", "64c02ec317ff"),
     Seam("layers.dp_attention.set_dp_buffer_len_from_batch", "used", "put_back", "forward_batch"),
     Seam("layers.dp_attention.set_is_extend_in_batch", "used", "put_back", "is_extend_in_batch"),

@@ -277,6 +277,13 @@ class Stack:
             while not true():
                 await asyncio.sleep(0.005)
 
+    async def status_when(self, true: Callable[[Body], Any], timeout: float = 120.0) -> Body:
+        """Return the first status for which ``true`` holds: one asked for after a wait may hold no more."""
+        async with asyncio.timeout(timeout):
+            while not true(found := await self.status()):
+                await asyncio.sleep(0.01)
+        return found
+
     async def load(self, ended: asyncio.Event, clients: int = 4) -> Counter[int]:
         """Send short and long requests from ``clients`` clients until ``ended``; return answers by status."""
         found: Counter[int] = Counter()

@@ -181,10 +181,9 @@ def test_status_and_metrics_show_group_of_dp_ranks() -> None:
             told = {"steps": 12, "budget_s": 0.25, "waiting_share": 0.125}
             ranked(s).group = {"on": True, "why_not": None, **told, "cost": {"ranks": 2}}
             # A poll that takes long lets the group age meanwhile.
+            status = await s.status_when(lambda found: "group" in found["prefill"][0])
+            assert status["prefill"][0]["group"] == {"on": True, **told}
             async with asyncio.timeout(120):
-                while "group" not in (found := (await s.status())["prefill"][0]):
-                    await asyncio.sleep(0.01)
-                assert found["group"] == {"on": True, **told}
                 while "group_steps{" not in (found := await metrics(s)):
                     await asyncio.sleep(0.01)
             assert f'group_waiting_share{{server="{s.lb.readers[0].instance.url}"}} 0.125' in found

@@ -43,9 +43,8 @@ def test_load_of_laps_server_is_read_from_laps_status() -> None:
             s.prefills[0].load = {"backlog_tokens": 4096, "slo_deviation": 0.5, "busy_share": 0.25}
             reader = s.lb.readers[0]
             # A poll that takes long lets the last load age meanwhile.
-            async with asyncio.timeout(120):
-                while (found := (await s.status())["prefill"][0])["signals"]["backlog_tokens"] != 4096:
-                    await asyncio.sleep(0.01)
+            status = await s.status_when(lambda found: found["prefill"][0]["signals"]["backlog_tokens"] == 4096)
+            found = status["prefill"][0]
             assert found["signals"] == {
                 "backlog_tokens": 4096,
                 "slo_deviation": 0.5,
