@@ -10,7 +10,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, transfers
+from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, sessions, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.seams import wrong_release
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
@@ -59,6 +59,7 @@ def _load() -> None:
     transfers.hook_races()
     transfers.set_environment()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
+    seams.hook(sessions.CLOSE, sessions.close_when_encoded, "AROUND")
     graphs.install(config)
     if config.receipts:
         moments.hook_senders()

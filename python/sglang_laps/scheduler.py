@@ -137,9 +137,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
         """Pause. If SGLang retracts all running requests, retract the parked prompts, too."""
+        colocated = self.laps and recv_req.mode == "retract" and self.laps.colocated
+        if colocated:
+            # Otherwise SGLang would queue an aborted prompt again, and prefill it.
+            self.process_pending_chunked_abort()
         super().pause_generation(recv_req)
-        if self.laps is not None and self.laps.colocated and recv_req.mode == "retract":
-            self.laps.colocated.retract_parked()
+        if colocated:
+            colocated.retract_parked()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         """Queue a request. A retracted request waits anew, with all tokens to be computed again. A request that comes

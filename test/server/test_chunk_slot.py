@@ -157,6 +157,27 @@ def test_prompt_aborted_while_parked_ends_in_chunk_slot(mixin: Any) -> None:
     assert (scheduler.ended, scheduler.chunked_req, scheduler.laps.core.chunked.parked) == ([parked], None, [held])
 
 
+def test_pause_with_retract_ends_aborted_prompts_first(mixin: Any) -> None:
+    """A retracted prompt would be queued, and prefilled, again."""
+    retracted: list[str] = []
+
+    def retract(self: Any, _: Any) -> None:
+        retracted.extend(r.rid for r in (self.chunked_req,) if r)
+        self.chunked_req = None
+
+    fields = {"abort_request": AbortingScheduler.took, "process_pending_chunked_abort": AbortingScheduler.end}
+    stock = type("Stock", (), {**fields, "pause_generation": retract})
+    scheduler: Any = type("S", (AbortingScheduler, mixin, stock), {"__init__": AbortingScheduler.__init__})(
+        Request("P", done=9), [Request("Q", done=9), Request("R", done=9)]
+    )
+    chunked = scheduler.laps.core.chunked
+    scheduler.laps.colocated = SimpleNamespace(retract_parked=lambda: retracted.extend(r.rid for r in chunked.parked))
+    for rid in ("P", "R"):
+        scheduler.abort_request(SimpleNamespace(rid=rid, abort_all=False))
+    scheduler.pause_generation(SimpleNamespace(mode="retract"))
+    assert ([r.rid for r in scheduler.ended], retracted) == (["P", "R"], ["Q"])
+
+
 def test_slot_and_parked_prompts_time_out(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's own search for timed-out requests, which looks only at batches."""
     from sglang.srt.environ import envs

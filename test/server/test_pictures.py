@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import http_load as load
 import pictures
 import pytest
 from rounds import repeat_until
@@ -127,6 +128,42 @@ def test_abort_ends_paused_prompt_with_pictures(prefill: Prefill) -> None:
         return abandoned() > before
 
     repeat_until(attempt, "a prompt is aborted in a pause")
+
+
+@run_on(DECODING[0])[0]
+def test_closed_session_keeps_pictures_until_its_prompts_end(prefill: Prefill) -> None:
+    """Without that, the second of two encoder calls fails, and with it the server."""
+    name = str(prefill.setup.shape)
+
+    async def post(http: Any, route: str, body: dict[str, Any]) -> None:
+        async with http.post(f"{prefill.server.url}/{route}", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+
+    async def scenario(i: int) -> list[PictureRequest]:
+        """Return the requests that ran, although their session was closed before their end."""
+        rng, asked = random.Random(i), [a for a in picture_requests(prefill, 200 + i) if a.pictures]
+        left, early = list(asked), list[PictureRequest]()
+        async with load.session() as http:
+            for a in asked:
+                a.at_s, a.session = 0.0, {"id": a.rid, "rid": None}
+                await post(http, "open_session", {"capacity_of_str_len": 100_000, "session_id": a.rid})
+            sending = asyncio.ensure_future(send_all_at_their_times(prefill, [*asked]))
+            while left:
+                for a in [a for a in left if sending.done() or rng.random() < 0.1]:
+                    left.remove(a)
+                    early += [a] if a.end is None else []
+                    await post(http, "close_session", {"session_id": a.rid})
+                await asyncio.sleep(0.02)
+            await sending
+        return [a for a in early if a.end["type"] != "abort"]  # aborted: the session was closed before it came
+
+    def attempt(i: int) -> bool:
+        unhindered = asyncio.run(scenario(i))
+        require_right_answers([*unhindered], name)
+        prefill.require_all_tokens_free()
+        return len(unhindered) > 3
+
+    repeat_until(attempt, "sessions are closed while their prompts wait")
 
 
 def require_right_answers(requests: list[PictureRequest], name: str) -> None:
