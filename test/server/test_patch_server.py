@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import upstream
 from sglang_laps import seams
-from sglang_router_laps.patching import command, diff
+from sglang_router_laps.patching import command
 from sglang_router_laps.patching.command import SERVER, main
-from sglang_router_laps.patching.series import Series
+from sglang_router_laps.patching.series import Series, change
 
 SERIES = Series(SERVER)
-NAMES = [name for name, _ in SERIES.hunks]
+NAMES = [name for name, _ in SERIES.patches]
 TESTS = {name: SERVER / f"test_{name[5:].removesuffix('.patch').replace('-', '_')}.py" for name in NAMES}
 OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) \S*?(test_\w+\.py)", re.MULTILINE)
 
@@ -72,14 +72,15 @@ def test_each_patch_has_description_and_test() -> None:
         assert "laps" not in text.lower().replace("collaps", "").replace("elaps", "").replace("overlaps", "")
 
 
-@pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
-def test_each_patch_applies_and_reverts_separately(root: Path, number: int) -> None:
-    for path, hunks in SERIES.hunks[number][1].items():
-        before = (root / path).read_bytes()
-        changed = diff.apply(before, hunks)
-        assert changed != before
-        compile(changed, path, "exec")
-        assert diff.apply(changed, hunks, reverse=True) == before
+def test_each_patch_applies_and_reverts_in_its_order(root: Path) -> None:
+    texts = {path: (root / path).read_bytes() for path in SERIES.states}
+    for name, changes in SERIES.patches:
+        assert changes, name
+        for path in changes:
+            before, texts[path] = texts[path], change(texts[path], changes, path)
+            assert texts[path] != before
+            compile(texts[path], path, "exec")
+            assert change(texts[path], changes, path, reverse=True) == before
 
 
 @pytest.mark.timeout(1900)

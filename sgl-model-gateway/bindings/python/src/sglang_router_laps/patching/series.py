@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from sglang_router_laps.patching import diff
+import whatthepatch
+from whatthepatch.exceptions import WhatThePatchException
+
 from sglang_router_laps.patching.files import PatchError, replace
 
 UPSTREAM = "python/"
@@ -19,14 +23,8 @@ class Series:
         """``folder`` has the name of the release. Its file ``series`` lists the patches; its file ``sha256`` lists the
         changed files with their hashes before and after. Raises PatchError."""
         self.distribution, _, self.version = folder.name.rpartition("-")
-        self.hunks: list[tuple[str, dict[str, list[diff.Hunk]]]] = []
-        """Name of each patch, with its hunks by path below the import root."""
-        for name in (folder / "series").read_text().split():
-            try:
-                found = diff.parse((folder / name).read_bytes())
-            except diff.DiffError as e:
-                raise PatchError(f"{name}: {e}") from None
-            self.hunks.append((name, {path.removeprefix(UPSTREAM): hunks for path, hunks in found.items()}))
+        self.patches = [(name, _parse((folder / name).read_text())) for name in (folder / "series").read_text().split()]
+        """Name of each patch, with its changes by path below the import root."""
         self.states: dict[str, dict[str, str]] = {}
         """State of each file: path -> sha256 of its content (hexadecimal) -> state."""
         for line in (folder / "sha256").read_text().splitlines():
@@ -72,9 +70,22 @@ class Series:
         return done
 
     def _changed(self, path: str, text: bytes, *, reverse: bool) -> bytes:
-        for name, files in reversed(self.hunks) if reverse else self.hunks:
+        for name, changes in reversed(self.patches) if reverse else self.patches:
             try:
-                text = diff.apply(text, files.get(path, []), reverse=reverse)
-            except diff.DiffError as e:
+                text = change(text, changes, path, reverse=reverse)
+            except WhatThePatchException as e:
                 raise PatchError(f"{name}: {path}: {e}; nothing was changed") from None
         return text
+
+
+def change(text: bytes, changes: Mapping[str, Any], path: str, *, reverse: bool = False) -> bytes:
+    """Return the text of the file at ``path`` with the changes of one patch applied, or reverted. Raises
+    WhatThePatchException."""
+    if path not in changes:
+        return text
+    lines = whatthepatch.apply_diff(changes[path], text.decode(), reverse=reverse)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _parse(patch: str) -> dict[str, Any]:
+    return {d.header.new_path.removeprefix(UPSTREAM): d for d in whatthepatch.parse_patch(patch)}
