@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import uuid
 from collections import Counter
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize="LAPS_NEW_EXAMPLES" not in os.environ,
     )
     settings.load_profile("laps")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops servers before the process ends
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw2").removeprefix("gw"))
     low = PORTS + 1440 * (worker % 3)
     servers.PORTS = (low, low + 1440)
