@@ -19,6 +19,7 @@ import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import (  # noqa: F401  (some add routes)
     answering,
     deadlines,
+    fatal,
     moments,
     options,
     prompts,
@@ -36,7 +37,8 @@ from sglang_laps.status import merge
 __all__ = ["app"]
 
 seams.require()
-seams.hook("sampling.sampling_params.SamplingParams.verify", deadlines.verify, "AROUND")
+seams.hook(fatal.SAMPLING, deadlines.verify, "AROUND")
+seams.hook(fatal.SAMPLING, fatal.verify, "AROUND")
 seams.hook(prompts.VALIDATE, prompts.validate, "AROUND")
 if (_config := options.from_env()) is not None and _config.receipts:
     moments.hook_senders()

@@ -7,13 +7,15 @@ from typing import Any
 
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
+from sglang_laps import fatal
+
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
 """Method that checks every request once its prompt is token ids; requests of a batch are checked one by one."""
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:
-    """Wrap ``_validate_one_request``: raise ValueError (answered 400) for no tokens, or, with disaggregation,
-    for several samples: they would share one bootstrap room.
+    """Wrap ``_validate_one_request``: raise ValueError (answered 400) for no tokens, for values that would end the
+    scheduler (``fatal``), or, with disaggregation, for several samples: they would share one bootstrap room.
 
     SGLang refuses an empty list of ids. But SGLang runs an empty text as a batch without tokens, which ends the server.
     """
@@ -21,4 +23,6 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
         raise ValueError("the prompt is empty: it has no tokens")
     if manager.disaggregation_mode.value != "null" and several_samples(getattr(obj, "sampling_params", None)):
         raise ValueError(ONE_SAMPLE)
+    if why := fatal.why_refused(obj, manager.model_config, adapters=manager.server_args.enable_lora):
+        raise ValueError(why)
     return original(manager, obj, input_ids)

@@ -40,6 +40,15 @@ def aside(runner: Any) -> Iterator[None]:
         forward_context.set_forward_context(context)
 
 
+@contextmanager
+def restored_flags() -> Iterator[None]:
+    """Restore SGLang's flags after a pass. A pass with layer normalization divided among ranks clears its flag only at
+    the end of its last layer, which an abandoned pass does not reach."""
+    flags = get_forward()
+    with flags.scoped(sp_active=flags.sp_active):
+        yield
+
+
 class PassState(NamedTuple):
     """The state of a paused pass that cannot be set up again."""
 

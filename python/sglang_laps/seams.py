@@ -72,11 +72,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", "parser"),
     Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", "args"),
     Seam("server_args.ServerArgs.resolve_once", "hooked", "plugin", "self"),
-    Seam("sampling.sampling_params.SamplingParams.verify", "hooked", "http_app", "self, vocab_size"),
+    Seam("sampling.sampling_params.SamplingParams.verify", "hooked", "fatal", "self, vocab_size"),
     Seam(
         "managers.tokenizer_manager.TokenizerManager._validate_one_request",
         *("hooked", "prompts", "self, obj, input_ids"),
     ),
+    Seam("managers.embed_types.PositionalEmbeds", "used", "fatal", None),
     Seam("entrypoints.http_server.app", "used", "http_app, receipt_routes", None),
     Seam("entrypoints.warmup.warmup", "used", "profile", "name"),
     Seam(_SCHEDULER, "replaced", "plugin", "server_args, port_args"),

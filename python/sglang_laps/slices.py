@@ -27,7 +27,7 @@ from sglang_laps.abandoned import NoResult
 from sglang_laps.armed import Abandoned, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
-from sglang_laps.put_back import aside, put_back, save_state
+from sglang_laps.put_back import aside, put_back, restored_flags, save_state
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -123,7 +123,7 @@ class Slices(Cutter):
         now = _Pass(forward_batch, self._all, self.layers, armed)
         # Without prefill graphs: a graph replay calls no modules.
         try:
-            with self._current_pass(now, None):
+            with self._current_pass(now, None), restored_flags():
                 output = self._whole(forward_batch, *args, **kwargs)
         except Abandoned:
             return self._no_result.of(forward_batch)

@@ -52,6 +52,39 @@ def test_empty_prompt_is_refused_and_server_keeps_serving(prefill: Prefill, prom
     assert prefill.post("/generate", request_body(77, [5, 6, 7]))[0] == 200
 
 
+LOGPROBS = {"return_logprob": True}
+FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "negative id": ({"input_ids": [5, -1]}, {}),
+    "id outside": ({"input_ids": [10**9, 5]}, {}),
+    "id outside, batch": ({"input_ids": [[5], [10**9]]}, {}),
+    "rows": ({"input_ids": None, "input_embeds": [[0.1] * 3] * 4}, {}),
+    "overrides": ({"positional_embed_overrides": [[1]]}, {}),
+    "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
+    "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),
+    "top_k": ({}, {"top_k": 10**12}),
+    "stop ids": ({}, {"stop_token_ids": [10**9], "min_new_tokens": 1}),
+}
+"""Fields of the body and sampling parameters with which one request ends a stock server."""
+
+
+@pytest.mark.parametrize(("fields", "sampling"), FATAL.values(), ids=FATAL)
+def test_fatal_values_are_refused_and_server_keeps_serving(
+    prefill: Prefill, fields: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    body = {**request_body(1, [5, 6]), **fields, "bootstrap_room": None}
+    status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], **sampling}})
+    assert status == 400, answer
+    assert prefill.post("/generate", request_body(80, [5, 6, 7]))[0] == 200
+
+
+def test_unusual_values_that_harm_nobody_are_served(prefill: Prefill) -> None:
+    for sampling in ({"top_k": 2**31 - 1}, {"stop_token_ids": [10**9]}, {"stop_token_ids": [3], "min_new_tokens": 1}):
+        body = request_body(81, [5, 6, 7])
+        body |= {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": -1}
+        status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], **sampling}})
+        assert status == 200, answer
+
+
 def test_request_for_several_samples_is_refused(prefill: Prefill) -> None:
     body = request_body(78, [5, 6, 7])
     status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], "n": 2}})

@@ -108,6 +108,24 @@ def test_abandoned_pass_ends_in_pause_and_next_runs_whole() -> None:
     assert runner.ran == ["attention", "mlp 40"] * 4
 
 
+def test_abandoned_pass_leaves_no_flag_set() -> None:
+    """Layer normalization divided among ranks sets a flag in the first layer and clears it after the last."""
+    from sglang.srt.runtime_context import get_forward
+
+    def set_flag(*_: Any) -> None:
+        get_forward().set("sp_active", True)
+
+    def pause(left: float) -> bool:
+        assert not get_forward().sp_active
+        raise Abandoned
+
+    runner, b = Runner(4), batch((40, 7), (3, 0))
+    b.batch_size = 2
+    runner.model.layers[0].register_forward_pre_hook(set_flag)
+    run_in_slices(runner, 2.0, b, pause)
+    assert not get_forward().sp_active
+
+
 def test_abandoned_result_with_drafts_needs_hidden_state_width() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang_laps.abandoned import NoResult

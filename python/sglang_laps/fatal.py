@@ -1,0 +1,49 @@
+"""Values in a request that SGLang accepts although they end its scheduler, and with it all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from laps_core.refusals import MEDIA
+from sglang.srt.managers.embed_types import PositionalEmbeds
+
+SAMPLING = "sampling.sampling_params.SamplingParams.verify"
+"""Method that checks the sampling parameters of every request that comes over HTTP."""
+MOST_TOP_K = 2**31 - 1
+PADDING = 64
+"""The embedding has rows for ids up to the next multiple of this number."""
+
+
+def verify(original: Callable[..., Any], params: Any, vocab_size: int, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``SamplingParams.verify``: raise ValueError (answered 400) for values that no batch can hold."""
+    if params.top_k > MOST_TOP_K:
+        raise ValueError(f"top_k: {params.top_k} is not a number up to {MOST_TOP_K}")
+    stops = params.stop_token_ids if params.min_new_tokens > 0 else None
+    for token in stops or ():
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_token_ids: {token} is outside of the vocabulary of {vocab_size} tokens")
+    return original(params, vocab_size, *args, **kwargs)
+
+
+def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
+    """Return why this request cannot run, or None. `model`: SGLang's model configuration. `adapters`: LoRA adapters are
+    in use, which can add ids to the vocabulary."""
+    vocab: int = model.vocab_size
+    ids, rows = getattr(obj, "input_ids", None), getattr(obj, "input_embeds", None)
+    if ids and not adapters and not any(getattr(obj, name, None) for name in MEDIA):
+        outside = [i for i in (min(ids), max(ids)) if not 0 <= i < -(-vocab // PADDING) * PADDING]
+        if outside:
+            return f"input_ids: {outside[0]} is outside of the vocabulary of {vocab} tokens"
+    if rows and any(len(row) != model.hidden_size for row in rows):
+        return f"input_embeds: a row does not have {model.hidden_size} numbers"
+    if getattr(obj, "return_logprob", False):
+        most, first = obj.top_logprobs_num, obj.logprob_start_len
+        if isinstance(most, int) and most > vocab:
+            return f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens"
+        if isinstance(first, int) and first < -1:
+            return f"logprob_start_len: {first} is below -1"
+    overrides = getattr(obj, "positional_embed_overrides", None)
+    if overrides is not None and not isinstance(overrides, PositionalEmbeds):
+        return "positional_embed_overrides: not over HTTP"
+    return None
