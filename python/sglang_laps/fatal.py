@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,9 @@ def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
             return f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens"
         if isinstance(first, int) and first < -1:
             return f"logprob_start_len: {first} is below -1"
+    room = getattr(obj, "bootstrap_room", None)
+    if room is not None and not (isinstance(room, int) and room >= 0):
+        return f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on"
     overrides = getattr(obj, "positional_embed_overrides", None)
     if overrides is not None and not isinstance(overrides, PositionalEmbeds):
         return "positional_embed_overrides: not over HTTP"

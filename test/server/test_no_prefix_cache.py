@@ -58,6 +58,8 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "id outside": ({"input_ids": [10**9, 5]}, {}),
     "id outside, batch": ({"input_ids": [[5], [10**9]]}, {}),
     "rows": ({"input_ids": None, "input_embeds": [[0.1] * 3] * 4}, {}),
+    "room": ({"bootstrap_room": -5}, {}),
+    "rooms": ({"bootstrap_room": [7]}, {}),
     "overrides": ({"positional_embed_overrides": [[1]]}, {}),
     "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
     "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),
@@ -71,7 +73,7 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_fatal_values_are_refused_and_server_keeps_serving(
     prefill: Prefill, fields: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
-    body = {**request_body(1, [5, 6]), **fields, "bootstrap_room": None}
+    body = {**request_body(1, [5, 6]), "bootstrap_room": None, **fields}
     status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], **sampling}})
     assert status == 400, answer
     assert prefill.post("/generate", request_body(80, [5, 6, 7]))[0] == 200
