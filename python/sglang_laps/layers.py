@@ -18,6 +18,8 @@ from torch.nn import Module, ModuleList
 
 OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "wo")
 """Names of the projection after attention in SGLang's models."""
+LINK = "_laps_attention"
+"""Attribute that links a layer's attention module to its ``RadixAttention`` (see ``_link_attention``)."""
 
 
 class Point(NamedTuple):
@@ -36,6 +38,7 @@ def decoder_layers(model: Module) -> list[Module]:
 
     Raises NoLayers.
     """
+    _link_attention(model)
     name, cores = type(model).__name__, _cores(model)
     if not cores:
         raise NoLayers(f"{name} has no attention layers")
@@ -91,8 +94,25 @@ def _between_halves(layer: Module) -> bool:
     return boundary is not None and not boundary.declaration.update.outlives_layer
 
 
+def _link_attention(model: Module) -> None:
+    """Link each layer to its attention in SGLang's transformers backend, which keeps the attention of all layers in a
+    dictionary beside the model. The link is no child, so names of weights stay the same."""
+    beside: Any = getattr(model, "attention_instances", {})
+    found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and _index(m) in beside]
+    # Encoders of pictures count their layers, too; with these, it is not known which attention is whose.
+    if len({_index(m) for m in found}) == len(found):
+        for module in found:
+            vars(module)[LINK] = beside[_index(module)]
+
+
+def _index(module: Module) -> int | None:
+    index = getattr(module, "layer_idx", None)
+    return index if isinstance(index, int) else None
+
+
 def _cores(module: Module) -> list[Module]:
-    return [m for m in module.modules() if isinstance(m, RadixAttention | RadixLinearAttention)]
+    found = (vars(m).get(LINK, m) for m in module.modules())
+    return [m for m in found if isinstance(m, RadixAttention | RadixLinearAttention)]
 
 
 def _plain(mixers: list[Module]) -> tuple[Module | None, Module | None]:
