@@ -72,9 +72,9 @@ def points(layer: Module, *, blocks: bool) -> list[Point]:
     width = max(map(_width, _cores(layer)), default=0.0)
     if _between_halves(layer):
         return [Point(layer, Operator(2.0 * _active(layer), 4.0 * width))]
-    children = dict(layer.named_children())
-    mixers = [m for m in children.values() if _cores(m)]
-    mlps = [m for m in children.values() if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
+    children = [m for child in layer.children() for m in (child if isinstance(child, ModuleList) else (child,))]
+    mixers = [m for m in children if _cores(m)]
+    mlps = [m for m in children if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
     found, rest = [], _active(layer) - sum(map(_active, mlps))
     core, output = _plain(mixers)
     if core is None or output is None:

@@ -1,4 +1,4 @@
-"""Models whose layers hold their attention in an unusual way."""
+"""Models whose layers hold their attention or their MLPs in an unusual way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from sglang_laps import slices
 from sglang_laps.layers import NoLayers, decoder_layers, points
-from toy_model import Runner, batch
+from toy_model import Layer, Runner, batch
 
 
 def move_attention_beside(model: Any) -> None:
@@ -57,3 +57,18 @@ def test_model_whose_encoder_counts_its_layers_too_is_refused() -> None:
     model.encoder_layers = encoder
     with pytest.raises(NoLayers, match="no attention layers"):
         decoder_layers(model)
+
+
+def test_each_mlp_of_a_list_in_a_layer_is_a_point() -> None:
+    """LongCat has two MLPs, and two attention modules, in lists, which are never called themselves."""
+    layer: Any = Layer(0, print)
+    other = Layer(1, print)
+    mlps = [layer.mlp, other.mlp]
+    whole = sum(p.operator.tokens for x in (layer, other) for p in points(x, blocks=False))
+    layer.mlps = torch.nn.ModuleList(mlps)
+    layer.self_attn = torch.nn.ModuleList([layer.self_attn, other.self_attn])
+    layer.norm = torch.nn.ModuleList([layer.norm, other.norm])
+    del layer.mlp
+    found = points(layer, blocks=False)
+    assert [p.module for p in found] == [layer, *mlps]
+    assert sum(p.operator.tokens for p in found) == whole
