@@ -30,6 +30,7 @@ _STATES = (
     "layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
     "layers.attention.mamba.mamba.mamba_chunk_scan_combined",
     "layers.attention.mamba.mamba.selective_state_update",
+    *(f"models.{model}.causal_conv1d_{kind}" for model in ("lfm2", "lfm2_moe") for kind in ("fn", "update")),
     "models.qwen3_next._is_cpu",
     "models.qwen3_5._GDN_FUSED_QKVZBA_RATIOS",
     "models.qwen3_5.fused_sigmoid_mul",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 HEADS, KEY, VALUE, WIDTH = 2, 4, 3, 3
@@ -64,6 +65,28 @@ def test_verification_equals_sequential_decoding() -> None:
             assert torch.allclose(windows[1, t], own[2])
             assert torch.allclose(left[1, t], own_states[2], atol=1e-6)
     assert not windows[0].any()
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_convolution_of_two_chunks_and_a_token_equals_that_of_whole_prompt(activation: str | None) -> None:
+    from laps_emulate.host import linear_attention as alone
+    from laps_emulate.host import linear_drafts as drafts
+
+    torch.manual_seed(2)
+    x, weight, states = torch.randn(SIZE, 9), torch.randn(SIZE, WIDTH), torch.randn(3, SIZE, WIDTH - 1)
+    found = torch.nn.functional.conv1d(x.unsqueeze(0), weight.unsqueeze(1), padding=WIDTH - 1, groups=SIZE)[0, :, :9]
+    for tokens, goes_on in ((x[:, :6], False), (x[:, 6:8], True)):
+        out = alone.convolve(
+            *(tokens, weight, None),
+            conv_states=states,
+            cache_indices=torch.tensor([1]),
+            has_initial_state=torch.tensor([goes_on]),
+            query_start_loc=torch.tensor([0, tokens.shape[1]]),
+            activation=activation,
+        )
+        assert torch.allclose(out, alone.activate(found[:, 6 * goes_on :][:, : tokens.shape[1]], activation), atol=1e-6)
+    last = drafts.convolve(x[None, :, 8], states, weight, None, activation, conv_state_indices=torch.tensor([1]))
+    assert torch.allclose(last[0], alone.activate(found[:, 8], activation), atol=1e-6)
 
 
 def test_accept_keeps_states_after_last_correct_token() -> None:

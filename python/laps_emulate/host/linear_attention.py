@@ -32,18 +32,24 @@ def convolve(
     bias: torch.Tensor | None,
     *,
     conv_states: torch.Tensor,
-    seq_lens_cpu: Sequence[int],
     cache_indices: torch.Tensor,
     has_initial_state: torch.Tensor,
+    seq_lens_cpu: Sequence[int] | None = None,
+    query_start_loc: torch.Tensor | None = None,
+    activation: str | None = "silu",
     **_: Any,
 ) -> torch.Tensor:
-    """Convolve prompts [size, tokens of all], each after its state [slots, size, width - 1], and update the states."""
+    """Convolve prompts [size, tokens of all], each after its state [slots, size, width - 1], and update the states.
+    Their lengths are `seq_lens_cpu`, or the differences of `query_start_loc`."""
+    if seq_lens_cpu is None:
+        assert query_start_loc is not None
+        seq_lens_cpu = query_start_loc.diff().tolist()
     out, begin, width = torch.empty_like(x), 0, weight.shape[1]
     for tokens, slot, goes_on in zip(seq_lens_cpu, cache_indices.tolist(), has_initial_state.tolist(), strict=True):
         before = conv_states[slot] if goes_on else torch.zeros_like(conv_states[slot])
         row = torch.cat((before.to(x.dtype), x[:, begin : begin + tokens]), 1)
         found = functional.conv1d(row.unsqueeze(0), weight.unsqueeze(1), bias, groups=len(weight))
-        out[:, begin : begin + tokens] = functional.silu(found.squeeze(0))
+        out[:, begin : begin + tokens] = activate(found.squeeze(0), activation)
         conv_states[slot] = row[:, row.shape[1] - width + 1 :]
         begin += tokens
     return out
@@ -54,7 +60,8 @@ def convolve_next(
     state: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    *_: Any,
+    activation: str | None = "silu",
+    *,
     conv_state_indices: torch.Tensor,
 ) -> torch.Tensor:
     """Return the convolution of one token of each stream [streams, size], and update the states."""
@@ -62,7 +69,12 @@ def convolve_next(
     row = torch.cat((state[slots].to(x.dtype), x.unsqueeze(-1)), -1)
     state[slots] = row[..., 1:].to(state.dtype)
     found = (row * weight).sum(-1)
-    return functional.silu(found if bias is None else found + bias)
+    return activate(found if bias is None else found + bias, activation)
+
+
+def activate(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """Return `x` after this activation; None = no activation."""
+    return x if activation is None else functional.silu(x)
 
 
 def prefill(

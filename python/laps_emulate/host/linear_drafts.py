@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from laps_emulate.host.linear_attention import convolve_next, gates
+from laps_emulate.host.linear_attention import activate, convolve_next, gates
 
 
 def convolve(
@@ -18,7 +17,7 @@ def convolve(
     state: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    activation: str,
+    activation: str | None,
     *,
     conv_state_indices: torch.Tensor,
     intermediate_conv_window: torch.Tensor | None = None,
@@ -30,7 +29,7 @@ def convolve(
     """Return the convolution of draft tokens [streams, size, tokens], each after its parent, and store the window after
     each token [rows, tokens, size, width - 1]. Or convolve the next token of each stream [streams, size]."""
     if intermediate_conv_window is None or intermediate_state_indices is None:
-        return convolve_next(x, state, weight, bias, conv_state_indices=conv_state_indices)
+        return convolve_next(x, state, weight, bias, activation, conv_state_indices=conv_state_indices)
     parents = parents_of(len(x), x.shape[-1], retrieve_next_token, retrieve_next_sibling)
     if retrieve_parent_token is not None:
         retrieve_parent_token.copy_(parents)
@@ -38,7 +37,7 @@ def convolve(
     for t in range(x.shape[-1]):
         seen = torch.cat((after_parents(left, parents, t), x[..., t : t + 1]), -1)
         found = (seen * weight).sum(-1)
-        out[..., t] = functional.silu(found if bias is None else found + bias)
+        out[..., t] = activate(found if bias is None else found + bias, activation)
         left.append(seen[..., 1:])
         intermediate_conv_window[intermediate_state_indices.long(), t] = left[-1].to(intermediate_conv_window.dtype)
     return out

@@ -97,3 +97,4 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         experts.compute_in_pytorch(model)
         states.recur_without_triton(model)
         states.scan_without_triton(model)
+        states.convolve_without_triton(model)

@@ -50,6 +50,17 @@ def scan_without_triton(model: torch.nn.Module) -> None:
     _keep_states()
 
 
+def convolve_without_triton(model: torch.nn.Module) -> None:
+    """Run short convolutions (LFM2) without Triton and CUDA kernels."""
+    if not any(type(module).__name__ in ("Lfm2ShortConv", "Lfm2MoeShortConv") for module in model.modules()):
+        return
+    for name in ("lfm2", "lfm2_moe"):
+        if module := loaded(f"sglang.srt.models.{name}"):
+            module.causal_conv1d_fn = linear_attention.convolve
+            module.causal_conv1d_update = linear_drafts.convolve
+    pin_nothing("sglang.srt.managers.schedule_batch")
+
+
 def _keep_states() -> None:
     """Keep the states of requests without Triton: states for the prefix cache, and states after accepted tokens."""
     module: Any = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
