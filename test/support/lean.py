@@ -18,9 +18,10 @@ MORE_MODELS = "LAPS_MORE_MODELS" in os.environ
 _LATE_MODULES = ("falcon_h1", "granitemoehybrid")
 _MORE_MODULES = (
     *_LATE_MODULES,
-    *("apertus", "arcee", "commandr", "gemma", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "hunyuan_v3"),
-    *("laguna", "mellum", "minicpm3", "ministral3", "mistral", "olmo2", "olmoe", "qwen3_5_text", "stablelm"),
-    "starcoder2",
+    *("apertus", "arcee", "cohere2_moe", "commandr", "ernie4", "gemma", "gemma4_causal", "glm4_moe_lite"),
+    *("gpt_bigcode", "gpt_j", "granite", "granitemoe", "hunyuan_v3", "laguna", "lfm2", "lfm2_moe", "mellum"),
+    *("minicpm3", "minimax_m2", "ministral3", "mistral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi"),
+    *("phimoe", "qwen3_5_text", "stablelm", "starcoder2", "transformers"),
 )
 MODELS = (
     *("qwen2", "qwen2_eagle", "qwen2_moe", "qwen3", "qwen3_moe", "llama", "mixtral", "gemma2", "gemma3_causal", "glm4"),
