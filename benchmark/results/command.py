@@ -140,7 +140,7 @@ def command_line(program: str) -> Iterator[None]:
 
     # A shell may have started this process with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     uvloop.install()
     with one_line_errors(program.removeprefix("./run ")):
         yield

@@ -55,8 +55,8 @@ def emulate(args: argparse.Namespace) -> None:
 
 
 def _load() -> None:
-    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(add_flag), "AROUND", SEAMS)
-    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(_prepare), "AROUND", SEAMS)
+    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(add_flag), "AFTER", SEAMS)
+    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(_prepare), "BEFORE", SEAMS)
     # Importing the scheduler takes seconds: only a process that runs a scheduler has imported it.
     if SCHEDULER not in sys.modules:
         return

@@ -166,6 +166,8 @@ class Profile:
         except ValueError as e:
             raise SystemExit(str(e)) from None
         if found is None:
+            if Path(name).is_file():
+                raise SystemExit(f"{name} is not a profile that laps-profile wrote")
             raise SystemExit(f"no profile {name}; known: {', '.join(names())}, or a file that laps-profile wrote")
         return found
 

@@ -37,6 +37,13 @@ def positive(text: str) -> float:
     return value
 
 
+def natural(text: str) -> int:
+    """Return a number from 0 on. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     assert __doc__
@@ -47,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("urls", nargs="+", metavar="URL", help="a prefill server or a router")
     made.add_argument("--once", action="store_true", help="print one table and end; exit code 1 if a server is silent")
     made.add_argument("--json", action="store_true", help="print a line of JSON each time instead of a table")
-    made.add_argument("--slowest", type=int, default=10, metavar="N", help="slowest requests that are shown (10)")
+    made.add_argument("--slowest", type=natural, default=10, metavar="N", help="slowest requests that are shown (10)")
     made.add_argument("--interval", type=positive, default=1.0, metavar="S", help="seconds between two updates (1)")
     made.add_argument("--timeout", type=positive, default=3.0, metavar="S", help="seconds for an answer (3)")
     made.add_argument("--api-key", metavar="KEY", help=f"key of the servers; better in the environment: {KEY}")
@@ -57,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def look(servers: Sequence[Server], pool: ThreadPoolExecutor, slowest: int) -> Table:
     """Ask all servers at once. Return the table of their answers."""
     answers = pool.map(Server.ask, servers)
-    return table({s.url: a for s, a in zip(servers, answers, strict=True)}, max(0, slowest))
+    return table({s.url: a for s, a in zip(servers, answers, strict=True)}, slowest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,19 +9,16 @@ from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD as FIELD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from laps_core.config import LapsConfig
     from laps_core.length import ClassName
     from sglang.srt.managers.schedule_batch import Req
 
 
-def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``SamplingParams.verify``: raise ValueError for a bad deadline, which SGLang answers with status 400."""
+def verify(params: Any, *_: Any) -> None:
+    """Raise ValueError for a bad deadline, before ``SamplingParams.verify``; SGLang answers with status 400."""
     own = _own(params.custom_params)
     if own is not None and not deadline.valid(own):
         raise ValueError(f"sampling_params.custom_params.{FIELD}: {reprlib.repr(own)} is not {deadline.RANGE}")
-    return original(params, *args, **kwargs)
 
 
 def slo_s(req: Req, config: LapsConfig, kind: ClassName) -> float | None:

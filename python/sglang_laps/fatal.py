@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
 from typing import Any
 
 from laps_core.refusals import MEDIA
@@ -16,15 +15,14 @@ PADDING = 64
 """The embedding has rows for ids up to the next multiple of this number."""
 
 
-def verify(original: Callable[..., Any], params: Any, vocab_size: int, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``SamplingParams.verify``: raise ValueError (answered 400) for values that no batch can hold."""
+def verify(params: Any, vocab_size: int) -> None:
+    """Raise ValueError (answered 400) for values that no batch can hold, before ``SamplingParams.verify``."""
     if params.top_k > MOST_TOP_K:
         raise ValueError(f"top_k: {params.top_k} is not a number up to {MOST_TOP_K}")
     stops = params.stop_token_ids if params.min_new_tokens > 0 else None
     for token in stops or ():
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_token_ids: {token} is outside of the vocabulary of {vocab_size} tokens")
-    return original(params, vocab_size, *args, **kwargs)
 
 
 def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:

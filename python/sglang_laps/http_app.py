@@ -37,8 +37,8 @@ from sglang_laps.status import merge
 __all__ = ["app"]
 
 seams.require()
-seams.hook(fatal.SAMPLING, deadlines.verify, "AROUND")
-seams.hook(fatal.SAMPLING, fatal.verify, "AROUND")
+seams.hook(fatal.SAMPLING, deadlines.verify, "BEFORE")
+seams.hook(fatal.SAMPLING, fatal.verify, "BEFORE")
 seams.hook(prompts.VALIDATE, prompts.validate, "AROUND")
 if (_config := options.from_env()) is not None and _config.receipts:
     moments.hook_senders()

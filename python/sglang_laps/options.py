@@ -52,27 +52,24 @@ _LISTS = (
 )  # fmt: skip
 
 
-def with_flags(add: Callable[[argparse.ArgumentParser], None]) -> Callable[..., Any]:
-    """Return a hook of SGLang's ``add_cli_args`` that also calls `add` to add flags."""
+def with_flags(add: Callable[[argparse.ArgumentParser], None]) -> Callable[..., None]:
+    """Return a hook that calls `add` after SGLang's ``add_cli_args``."""
 
-    def add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
-        result = original(parser)
+    def add_cli_args(_: Any, parser: argparse.ArgumentParser) -> None:
         add(parser)
-        return result
 
     return add_cli_args
 
 
-def read_first(use: Callable[[argparse.Namespace], None]) -> Callable[..., Any]:
-    """Return a hook of SGLang's ``from_cli_args`` that first calls `use` with the command line. A ConfigError of `use`
+def read_first(use: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+    """Return a hook that calls `use` with the command line before SGLang's ``from_cli_args``. A ConfigError of `use`
     ends the process with one line."""
 
-    def from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    def from_cli_args(_: type, args: argparse.Namespace) -> None:
         try:
             use(args)
         except ConfigError as e:
             refuse(e)
-        return original(cls, args)
 
     return from_cli_args
 
@@ -99,7 +96,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
     split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
     slo: str = values["ttft_slo_ms"] or ""
-    if "," in slo:
+    if "," in slo.strip(","):
         split["ttft_slo_ms"] = slo.split(",")
     return {knob: value for knob, value in split.items() if value is not None}
 

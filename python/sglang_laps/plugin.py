@@ -36,8 +36,8 @@ def load() -> None:
 
 
 def _load() -> None:
-    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(options.add_flags), "AROUND")
-    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(enable), "AROUND")
+    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(options.add_flags), "AFTER")
+    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(enable), "BEFORE")
     try:
         config = options.from_env()
     except ConfigError as e:

@@ -183,7 +183,7 @@ _registered: set[str] = set()
 
 
 def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] = SEAMS) -> None:
-    """Register a hook on a name in `table`. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for any other name."""
+    """Register a hook on a name in `table`. `kind`: BEFORE, AFTER, AROUND, REPLACE. Raises KeyError for other names."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     use = "replaced" if kind == "REPLACE" else "hooked"

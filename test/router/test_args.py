@@ -106,6 +106,9 @@ def test_single_prefill_server_is_assigned_to_both_pools() -> None:
         (["--decode", "http://" + "a" * 64], "--decode: 'http://aaa"),
         (["--decode", "http://u:p@h"], "--decode: 'http://u:p@h' is not the URL of a server"),
         (["--decode", "dns://a..b:80"], "--decode: 'dns://a..b:80' is not the name of several servers"),
+        (["--prefill", "http://h", "abc"], "--prefill: Invalid bootstrap port: abc"),
+        (["--port", "99999"], "--port: 99999 is not a port"),
+        (["--queue-size", "-5"], "--queue-size: -5 is not a number >= 0"),
         (["--decode", "http://h", "--decode", "HTTP://H:80/"], "http://h is given twice"),
     ],
 )

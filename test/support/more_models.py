@@ -16,7 +16,7 @@ LINEAR = {
     **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
 }
 FOUR = {"num_key_value_heads": 4}
-"""As many heads of keys as of queries, also where SGLang looks at this field although transformers has none."""
+"""One head of keys for each of queries; SGLang looks at this field also where transformers has none."""
 CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention"] * 2}
 EMBEDDED = {"vocab_size_per_layer_input": 2048, "hidden_size_per_layer_input": 16}
 DOTS = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from laps_core.histogram import LengthCount
@@ -52,6 +53,11 @@ def test_mix_produces_table_page_and_json(tmp_path: Path, capsys: pytest.Capture
         (["--from", "ftp://x"], "ftp://x"),
         (["--from", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (["--mix", MIX, "--profile", "nope"], "no profile nope"),
+        (["--mix", MIX, "--profile", __file__.replace(".py", ".json")], "no profile"),
+        (
+            ["--mix", MIX, "--requests", "100", "--colocated", "--answers", "100% fixed:500000"],
+            "one request needs 50",
+        ),
         (["--mix", "100% fixed:3000000", "--requests", "100", "--profile", "h200-qwen3-32b"], "take too long"),
     ],
 )
@@ -65,6 +71,26 @@ def test_unusable_input_is_rejected_in_one_line(
     assert len(told.err.splitlines()) == 1
     assert not told.out
     assert not out.exists()
+
+
+def test_file_that_is_no_profile_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert main(["--mix", MIX, "--profile", str(other), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"laps-plan: {other} is not a profile that laps-profile wrote\n"
+
+
+def test_long_simulation_is_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "answer", stop)
+    assert main(["--mix", "100% fixed:100000", "--requests", "1000", "--out", str(tmp_path)]) == 130
+    assert "laps-plan: long prompts: this takes about" in capsys.readouterr().err
+    assert main(["--mix", MIX, "--requests", "1000", "--out", str(tmp_path)]) == 130
+    assert "takes about" not in capsys.readouterr().err
 
 
 def test_error_names_broken_line_of_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

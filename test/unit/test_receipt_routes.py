@@ -79,6 +79,14 @@ def test_long_ids_are_cut_in_receipts() -> None:
     assert len(me.answer('{"timeline": true, "seconds": 5}')["timeline"]) < 3000
 
 
+def test_receipt_is_found_by_id_at_router() -> None:
+    me = Receipts(make_core(), 0)
+    for rid in ("a.prefill", "b", "b.prefill"):
+        me.record_abort(waiting(rid))
+    found = {rid: [e.rid for e in me.recent.find(Query(rid=rid), 0)] for rid in ("a", "a.prefill", "b", "c")}
+    assert found == {"a": ["a.prefill"], "a.prefill": ["a.prefill"], "b": ["b"], "c": []}
+
+
 def test_batch_of_many_short_requests_keeps_few_names() -> None:
     laps = make_core()
     me = Receipts(laps, 0)

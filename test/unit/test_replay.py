@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -194,6 +196,21 @@ def test_fetch_reads_receipts_and_model_from_server(server: str) -> None:
     assert found.requests[0].arrival_ms == 0.0
     assert {(r.before_ms, r.after_ms, r.host_ms) for r in found.requests} == {(1.0, 2.0, 0.5)}
     assert of_receipts([]) == []
+
+
+def test_server_that_decodes_is_not_replayed(server: str, capsys: Any) -> None:
+    FakeServer.said["/laps_status"] = {**STATUS, "decode": {"streams": 0}}
+    assert main(["--replay", server]) == 2
+    assert capsys.readouterr().err.endswith("this server decodes, too; only prefill servers are replayed\n")
+
+
+def test_reader_may_close_pipe(server: str) -> None:
+    command = f"import sys; from laps_plan.plan.command import main; sys.exit(main(['--replay', '{server}']))"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
 def test_command_prints_tables_or_json_and_saves_recording(server: str, tmp_path: Path, capsys: Any) -> None:

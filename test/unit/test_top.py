@@ -225,7 +225,9 @@ def test_once_prints_table_or_one_json_line(
         }
 
 
-@pytest.mark.parametrize("argv", [[], ["ftp://x"], ["x", "--interval", "0"], ["x", "--timeout", "nan"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["ftp://x"], ["x", "--interval", "0"], ["x", "--timeout", "nan"], ["x", "--slowest", "-1"]]
+)
 def test_invalid_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         command.main(argv)

@@ -16,6 +16,10 @@ RECEIPT_HEADER = "x-laps-receipt"
 """Header: if a client sends 1, the answer has the receipt in a header of the same name, as JSON."""
 META_KEY = "laps_receipt"
 """Key of the receipt in the answer's ``meta_info``."""
+AT_PREFILL = ".prefill"
+"""End of an id at a prefill server behind the router; the client and the log of the router have the id without it.
+Two seconds after a stream has ended, SGLang aborts its id again; without this end, that abort could hit KV that the
+prefill server computes again for a decode server under the same id."""
 LONGEST_ID = 128
 """Most characters of a request's id in receipts. Clients choose ids, and thousands are kept."""
 

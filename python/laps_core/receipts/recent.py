@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from laps_core.length import ClassName
-from laps_core.receipts.receipt import LONGEST_ID
+from laps_core.receipts.receipt import AT_PREFILL, LONGEST_ID
 
 MOST = 10_000
 """Requests that are remembered."""
@@ -72,7 +72,8 @@ class Recent:
     def find(self, query: Query, now_us: int) -> list[Entry]:
         """Return the requests that `query` selects."""
         if query.rid is not None:
-            known = self._by_rid.get(query.rid[:LONGEST_ID])
+            ids = query.rid, query.rid + AT_PREFILL
+            known = next((entry for rid in ids if (entry := self._by_rid.get(rid[:LONGEST_ID]))), None)
             return [] if known is None else [known]
         found = list(self._entries) if query.seconds is None else self.since(now_us - round(query.seconds * 1e6))
         if query.cls is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -138,7 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser()
     args = made.parse_args(argv)
     if args.replay is not None:
-        return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
+        try:
+            return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
+        except BrokenPipeError:
+            # The reader has closed the pipe; without this, flushing stdout at exit would fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
     # A server's environment lacks some of these.
     missing = next((name for name in ("matplotlib", "tabulate", "tqdm") if find_spec(name) is None), None)
     if missing is not None:
@@ -164,6 +170,9 @@ def _prefill(args: argparse.Namespace) -> int:
     except (ValueError, OSError, SystemExit) as e:
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
+    minutes = trials.seconds_for(total(trials)) / 60.0
+    if minutes > 1.0:
+        print(f"laps-plan: long prompts: this takes about {minutes:.0f} minutes", file=sys.stderr)
     with tqdm(total=total(trials), unit=" requests", unit_scale=True, disable=None) as bar:
 
         def tell(requests: int) -> None:
@@ -189,6 +198,9 @@ def _colocated(args: argparse.Namespace) -> int:
         question = whole.Question(device, args.servers, short_s, long_s, args.tbt_ms / 1e3, args.kv_tokens)
         given = _read(args).cut(WHOLE * args.servers, newest=args.newest)
         given = whole.with_answer_lengths(given, mixed.by_hand(args.answers), args.seed)
+        most = max(job.new + job.cached + job.output for job in given.jobs)
+        if most > args.kv_tokens:
+            raise ValueError(f"--kv-tokens: a server holds {args.kv_tokens:,}, one request needs {most:,}")
         trials = whole.Trials(question, given, args.seed)
         rate, load = args.rate, args.load
         if rate is None and load is None and not given.timed:

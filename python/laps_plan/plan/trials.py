@@ -25,13 +25,13 @@ LOADED, LOADED_STRETCH = 3, 2500
 """Number and requests of the stretches on which loads and numbers of servers are tried."""
 PARTS = 8
 """Parts of the whole traffic, from which confidence intervals are computed."""
-PER_SERVER, FEWEST = 500, 200
+PER_SERVER, FEWEST = 500, 50
 """Minimum requests of a stretch: for each server; in total, if requests are slow to simulate."""
 WHOLE_S, SEARCH_S = 12.0, 1.0
 """Approximate time for simulations of LAPS on the whole traffic, and on all stretches (seconds)."""
 REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Approximate time to simulate a request, and each slice of a long request (seconds)."""
-LEAST = 20
+LEAST = 300
 """Minimum requests of the whole traffic that can be simulated in WHOLE_S."""
 WARM = 0.1
 """First share of a stretch, which is not counted because the servers start idle."""
@@ -113,6 +113,10 @@ class Trials:
     def load(self) -> float:
         """Return the offered work divided by the capacity of the servers."""
         return self.traffic.rate / (self.capacity * self.question.servers)
+
+    def seconds_for(self, requests: float) -> float:
+        """Return the approximate time to simulate this number of requests (seconds)."""
+        return requests * self._each_s
 
     def _affordable(self, seconds: float) -> int:
         return int(seconds / self._each_s)

@@ -36,9 +36,9 @@ def run(source: str, seconds: float, *, as_json: bool = False, record: Path | No
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
     if as_json:
-        print(json.dumps(as_dict(found, replayed)))
+        print(json.dumps(as_dict(found, replayed)), flush=True)
     else:
-        print(text(found, replayed))
+        print(text(found, replayed), flush=True)
     return 0
 
 

@@ -32,6 +32,8 @@ def fetch(url: str, seconds: float) -> Recording:
         raise ValueError(f"{url}: LAPS is off there, so that it has no receipts")
     if (said.get("group") or {}).get("on"):
         raise ValueError(f"{url}: its data-parallel ranks plan their steps together; that is not replayed")
+    if said.get("decode"):
+        raise ValueError(f"{url}: this server decodes, too; only prefill servers are replayed")
     if not said.get("quote"):
         raise ValueError(f"{url}: its latency model is not fitted yet")
     state = msgspec.convert(said["quote"], QuoteState)

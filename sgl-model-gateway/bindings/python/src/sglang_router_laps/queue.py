@@ -59,7 +59,7 @@ class Queue:
     def __init__(self, args: RouterArgs, has_servers: Callable[[], bool]) -> None:
         """``has_servers`` returns True if each role has a healthy server."""
         self.max_in_flight: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
-        self.max_queued = max(0, args.queue_size)
+        self.max_queued = args.queue_size
         self.in_flight = 0
         self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
         self._has_servers = has_servers

@@ -47,7 +47,7 @@ REFUSED: dict[str, str] = {
 
 POSITIVE = (
     "max_payload_size", "request_timeout_secs", "health_check_interval_secs", "health_check_timeout_secs",
-    "health_failure_threshold", "health_success_threshold", "service_discovery_port",
+    "health_failure_threshold", "health_success_threshold", "service_discovery_port", "port",
 )  # fmt: skip
 """Fields whose value must be greater than 0."""
 
@@ -83,8 +83,11 @@ def check(args: RouterArgs) -> None:
     for name in POSITIVE:
         if getattr(args, name) <= 0:
             raise ConfigError(f"{flag(name)}: {getattr(args, name)} is not a number > 0")
-    if args.service_discovery_port > 65535:
-        raise ConfigError(f"{flag('service_discovery_port')}: {args.service_discovery_port} is not a port")
+    for name in ("port", "service_discovery_port"):
+        if getattr(args, name) > 65535:
+            raise ConfigError(f"{flag(name)}: {getattr(args, name)} is not a port")
+    if args.queue_size < 0:
+        raise ConfigError(f"{flag('queue_size')}: {args.queue_size} is not a number >= 0")
     if args.enable_trace:
         tracing.check()
     ignored = sorted(flag(n) for n in given if n not in HONOURED or (n in OF_DISCOVERY and not args.service_discovery))

@@ -15,10 +15,8 @@ from hashlib import sha256
 from typing import Any
 
 from laps_core.pools.instances import Role
+from laps_core.receipts.receipt import AT_PREFILL
 
-AT_PREFILL = ".prefill"
-"""Suffix of an id at the prefill server. Two seconds after a stream has ended, SGLang aborts its id again. Without
-the suffix, that abort could hit KV that the prefill server computes again for a decode server under the same id."""
 IDS_MAX = 256
 """Most prompts of a batch that are aborted by id; closing the connection aborts the rest."""
 RID_LONGEST = 256
