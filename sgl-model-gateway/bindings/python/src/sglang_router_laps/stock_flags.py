@@ -47,7 +47,7 @@ REFUSED: dict[str, str] = {
 
 POSITIVE = (
     "max_payload_size", "request_timeout_secs", "health_check_interval_secs", "health_check_timeout_secs",
-    "health_failure_threshold", "health_success_threshold", "service_discovery_port", "port",
+    "health_failure_threshold", "health_success_threshold", "service_discovery_port",
 )  # fmt: skip
 """Fields whose value must be greater than 0."""
 
@@ -84,7 +84,7 @@ def check(args: RouterArgs) -> None:
         if getattr(args, name) <= 0:
             raise ConfigError(f"{flag(name)}: {getattr(args, name)} is not a number > 0")
     for name in ("port", "service_discovery_port"):
-        if getattr(args, name) > 65535:
+        if not 0 <= getattr(args, name) <= 65535:
             raise ConfigError(f"{flag(name)}: {getattr(args, name)} is not a port")
     if args.queue_size < 0:
         raise ConfigError(f"{flag('queue_size')}: {args.queue_size} is not a number >= 0")
