@@ -25,10 +25,11 @@ LOADED, LOADED_STRETCH = 3, 2500
 """Number and requests of the stretches on which loads and numbers of servers are tried."""
 PARTS = 8
 """Parts of the whole traffic, from which confidence intervals are computed."""
-PER_SERVER, FEWEST = 500, 50
-"""Minimum requests of a stretch: for each server; in total, if requests are slow to simulate."""
-WHOLE_S, SEARCH_S = 12.0, 1.0
-"""Approximate time for simulations of LAPS on the whole traffic, and on all stretches (seconds)."""
+PER_SERVER, FEWEST, FEW = 500, 200, 50
+"""Minimum requests of a stretch: for each server; in total, if requests are slow to simulate, or very slow."""
+WHOLE_S, SEARCH_S, SLOW_S = 12.0, 1.0, 5.0
+"""Approximate time for simulations of LAPS on the whole traffic, and on all stretches; the most for FEWEST requests of
+each stretch (seconds)."""
 REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Approximate time to simulate a request, and each slice of a long request (seconds)."""
 LEAST = 300
@@ -131,7 +132,8 @@ class Trials:
         return self._spread(LOADED, LOADED_STRETCH, servers)
 
     def _spread(self, parts: int, each: int, servers: int) -> list[list[Job]]:
-        each = max(FEWEST, min(max(each, PER_SERVER * servers), self._affordable(SEARCH_S) // parts))
+        fewest = max(FEW, min(FEWEST, self._affordable(SLOW_S) // parts))
+        each = max(fewest, min(max(each, PER_SERVER * servers), self._affordable(SEARCH_S) // parts))
         return spread(self.traffic.jobs, parts, each)
 
     def whole(self, setup: Setup) -> Sample:
