@@ -25,6 +25,13 @@ def verify(params: Any, vocab_size: int) -> None:
             raise ValueError(f"stop_token_ids: {token} is outside of the vocabulary of {vocab_size} tokens")
 
 
+def require_room(obj: Any) -> None:
+    """Raise ValueError for a bootstrap room that no transfer can have."""
+    room = getattr(obj, "bootstrap_room", None)
+    if room is not None and not (isinstance(room, int) and room >= 0):
+        raise ValueError(f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on")
+
+
 def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
     """Return why this request cannot run, or None. `model`: SGLang's model configuration. `adapters`: LoRA adapters are
     in use, which can add ids to the vocabulary."""
@@ -42,9 +49,6 @@ def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
             return f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens"
         if isinstance(first, int) and first < -1:
             return f"logprob_start_len: {first} is below -1"
-    room = getattr(obj, "bootstrap_room", None)
-    if room is not None and not (isinstance(room, int) and room >= 0):
-        return f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on"
     overrides = getattr(obj, "positional_embed_overrides", None)
     if overrides is not None and not isinstance(overrides, PositionalEmbeds):
         return "positional_embed_overrides: not over HTTP"

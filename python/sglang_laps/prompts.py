@@ -21,8 +21,10 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
     """
     if input_ids is not None and len(input_ids) == 0 and not any(getattr(obj, name, None) for name in MEDIA):
         raise ValueError("the prompt is empty: it has no tokens")
-    if manager.disaggregation_mode.value != "null" and several_samples(getattr(obj, "sampling_params", None)):
-        raise ValueError(ONE_SAMPLE)
+    if manager.disaggregation_mode.value != "null":
+        fatal.require_room(obj)
+        if several_samples(getattr(obj, "sampling_params", None)):
+            raise ValueError(ONE_SAMPLE)
     if why := fatal.why_refused(obj, manager.model_config, adapters=manager.server_args.enable_lora):
         raise ValueError(why)
     return original(manager, obj, input_ids)
