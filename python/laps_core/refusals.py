@@ -7,6 +7,9 @@ from typing import Any
 
 MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
 """Fields of a request that are prefilled together with its text, or in its place: the text can then be empty."""
+OVERRIDES = "positional_embed_overrides"
+"""Field that only Python callers can fill; text in it ends every server that gets it."""
+NO_OVERRIDES = f"{OVERRIDES}: not over HTTP"
 ONE_SAMPLE = "n: only one sample per prompt is served here; send the request once for each sample"
 
 

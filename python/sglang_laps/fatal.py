@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from laps_core.refusals import MEDIA
+from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
 from sglang.srt.managers.embed_types import PositionalEmbeds
 
 SAMPLING = "sampling.sampling_params.SamplingParams.verify"
@@ -49,7 +49,5 @@ def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
             return f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens"
         if isinstance(first, int) and first < -1:
             return f"logprob_start_len: {first} is below -1"
-    overrides = getattr(obj, "positional_embed_overrides", None)
-    if overrides is not None and not isinstance(overrides, PositionalEmbeds):
-        return "positional_embed_overrides: not over HTTP"
-    return None
+    overrides = getattr(obj, OVERRIDES, None)
+    return NO_OVERRIDES if overrides is not None and not isinstance(overrides, PositionalEmbeds) else None

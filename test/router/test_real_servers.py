@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import http_load as load
 import pytest
+from hostile import FATAL
 from rounds import repeat_until
 from served import NORMAL, Prefill, SharedServers, make_checkpoint, prefill_server, run_on
 
@@ -112,6 +113,23 @@ def test_chat_streams_equal_stock_router_for_both_classes(rig: Rig, tmp_path: Pa
     }
     # The router reads the load of a newly healthy server at its next beat.
     rig.until(lambda s: {p["signals"]["source"] for p in s["prefill"]} == {"laps_status"})
+
+
+def test_fatal_requests_end_no_server(rig: Rig) -> None:
+    async def scenario() -> None:
+        async with load.session() as http:
+            for name, (fields, sampling) in FATAL.items():
+                body = {"input_ids": [5, 6], **fields, "sampling_params": {"max_new_tokens": 4, **sampling}}
+                async with http.post(rig.router.url + "/generate", json=body) as reply:
+                    answer = await reply.text()
+                    # The router gives each request a bootstrap room of its own.
+                    assert reply.status == (200 if "bootstrap_room" in fields else 400), (name, answer)
+                sample = await ask(http, rig.router.url, SHORT)
+                assert sample.error is None, name
+
+    asyncio.run(scenario())
+    assert all(server.alive() for server in (*rig.prefills, rig.decode))
+    rig.at_rest()
 
 
 def test_token_counts_are_exact_with_tokenizer(rig: Rig) -> None:

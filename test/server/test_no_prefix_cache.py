@@ -8,6 +8,7 @@ from typing import Any
 
 import http_load as load
 import pytest
+from hostile import FATAL
 from served import CHUNK, NO_PREFIX_CACHE, Prefill, random_prompt, request_body, run_on
 
 pytestmark = run_on(NO_PREFIX_CACHE)
@@ -50,23 +51,6 @@ def test_empty_prompt_is_refused_and_server_keeps_serving(prefill: Prefill, prom
     )
     assert status == 400, answer
     assert prefill.post("/generate", request_body(77, [5, 6, 7]))[0] == 200
-
-
-LOGPROBS = {"return_logprob": True}
-FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "negative id": ({"input_ids": [5, -1]}, {}),
-    "id outside": ({"input_ids": [10**9, 5]}, {}),
-    "id outside, batch": ({"input_ids": [[5], [10**9]]}, {}),
-    "rows": ({"input_ids": None, "input_embeds": [[0.1] * 3] * 4}, {}),
-    "room": ({"bootstrap_room": -5}, {}),
-    "rooms": ({"bootstrap_room": [7]}, {}),
-    "overrides": ({"positional_embed_overrides": [[1]]}, {}),
-    "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
-    "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),
-    "top_k": ({}, {"top_k": 10**12}),
-    "stop ids": ({}, {"stop_token_ids": [10**9], "min_new_tokens": 1}),
-}
-"""Fields of the body and sampling parameters with which one request ends a stock server."""
 
 
 @pytest.mark.parametrize(("fields", "sampling"), FATAL.values(), ids=FATAL)

@@ -59,7 +59,9 @@ class Link:
     def has_unread_bytes(self) -> bool:
         """Return True if bytes have come that nobody has read."""
         waiting: Any = self.reader
-        arrived, *_ = select.select([self.writer.get_extra_info("socket")], [], [], 0.0)
+        connection = self.writer.get_extra_info("socket")
+        # A lost connection is already closed here.
+        arrived, *_ = select.select([connection] if connection.fileno() >= 0 else [], [], [], 0.0)
         return bool(waiting._buffer or arrived)
 
     def end(self, *, abrupt: bool) -> None:

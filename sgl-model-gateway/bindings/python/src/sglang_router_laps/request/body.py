@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
-from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
+from laps_core.refusals import MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, several_samples
 from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -246,8 +246,8 @@ def _with_deadline(params: Any, slo_ms: float) -> Any:
 
 
 def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise Rejection for more than PARTS_MAX prompts, for an empty text (which crashes stock servers), and for more
-    than one sample per prompt (which would never be answered)."""
+    """Raise Rejection for more than PARTS_MAX prompts, for an empty text and for OVERRIDES (which crash stock servers),
+    and for more than one sample per prompt (which would never be answered)."""
     if _parts(endpoint, body) > PARTS_MAX:
         what = "messages and parts" if endpoint == CHAT else "prompts"
         raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
@@ -257,6 +257,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
     empty = text == "" or (isinstance(text, list) and "" in text)
     if empty and not any(body.get(name) for name in ("input_ids", *MEDIA)):
         raise BadRequest("text: the prompt is empty")
+    if body.get(OVERRIDES) is not None:
+        raise BadRequest(NO_OVERRIDES)
     if any(map(several_samples, params if isinstance(params, list) else (params,))):
         raise BadRequest(ONE_SAMPLE)
 
