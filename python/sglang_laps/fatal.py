@@ -32,22 +32,23 @@ def require_room(obj: Any) -> None:
         raise ValueError(f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on")
 
 
-def why_refused(obj: Any, model: Any, *, adapters: bool) -> str | None:
-    """Return why this request cannot run, or None. `model`: SGLang's model configuration. `adapters`: LoRA adapters are
-    in use, which can add ids to the vocabulary."""
+def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:
+    """Raise ValueError for values that this model cannot run. `model`: SGLang's model configuration. `adapters`: LoRA
+    adapters are in use, which can add ids to the vocabulary."""
     vocab: int = model.vocab_size
     ids, rows = getattr(obj, "input_ids", None), getattr(obj, "input_embeds", None)
     if ids and not adapters and not any(getattr(obj, name, None) for name in MEDIA):
         outside = [i for i in (min(ids), max(ids)) if not 0 <= i < -(-vocab // PADDING) * PADDING]
         if outside:
-            return f"input_ids: {outside[0]} is outside of the vocabulary of {vocab} tokens"
+            raise ValueError(f"input_ids: {outside[0]} is outside of the vocabulary of {vocab} tokens")
     if rows and any(len(row) != model.hidden_size for row in rows):
-        return f"input_embeds: a row does not have {model.hidden_size} numbers"
+        raise ValueError(f"input_embeds: a row does not have {model.hidden_size} numbers")
     if getattr(obj, "return_logprob", False):
         most, first = obj.top_logprobs_num, obj.logprob_start_len
         if isinstance(most, int) and most > vocab:
-            return f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens"
+            raise ValueError(f"top_logprobs_num: {most} is more than the vocabulary's {vocab} tokens")
         if isinstance(first, int) and first < -1:
-            return f"logprob_start_len: {first} is below -1"
+            raise ValueError(f"logprob_start_len: {first} is below -1")
     overrides = getattr(obj, OVERRIDES, None)
-    return NO_OVERRIDES if overrides is not None and not isinstance(overrides, PositionalEmbeds) else None
+    if overrides is not None and not isinstance(overrides, PositionalEmbeds):
+        raise ValueError(NO_OVERRIDES)

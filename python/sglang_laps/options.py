@@ -95,9 +95,9 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the knobs whose flags are on this command line, each with a text, a list of texts, or True."""
     values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
     split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
-    slo: str = values["ttft_slo_ms"] or ""
-    if "," in slo.strip(","):
-        split["ttft_slo_ms"] = slo.split(",")
+    both = (values["ttft_slo_ms"] or "").split(",")
+    if len(both) > 1 and all(both):
+        split["ttft_slo_ms"] = both
     return {knob: value for knob, value in split.items() if value is not None}
 
 

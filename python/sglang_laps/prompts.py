@@ -25,6 +25,5 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
         fatal.require_room(obj)
         if several_samples(getattr(obj, "sampling_params", None)):
             raise ValueError(ONE_SAMPLE)
-    if why := fatal.why_refused(obj, manager.model_config, adapters=manager.server_args.enable_lora):
-        raise ValueError(why)
+    fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)
     return original(manager, obj, input_ids)

@@ -73,7 +73,6 @@ def test_requests_at_hung_server_are_answered_by_another(role: str, stream: bool
 STOPPABLE = """
 import asyncio
 from aiohttp import web
-from sglang_router_laps.servers import health
 
 async def health(request):
     return web.Response()

@@ -40,19 +40,18 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
         """Build arguments from parsed flags. A bad LAPS value ends the program: one line on stderr, exit status 2."""
         if isinstance(args, RouterArgs):
             return args
-        prefix = "router_" if use_router_prefix else ""
+        laps = None
         try:
-            laps = parse_laps(args, prefix)
-            try:
-                made = super().from_cli_args(args, use_router_prefix)
-            except ValueError as e:  # of --prefill
-                if laps is None:
-                    raise
-                raise ConfigError(f"--prefill: {e}") from None
+            laps = parse_laps(args, "router_" if use_router_prefix else "")
+            made = super().from_cli_args(args, use_router_prefix)
             if laps and not made.mini_lb:
                 raise ConfigError("--enable-laps-alloc: needs --mini-lb")
         except ConfigError as e:
             fail(str(e))
+        except ValueError as e:  # of --prefill
+            if laps is None:
+                raise
+            fail(f"--prefill: {e}")
         if laps:
             made.laps = laps
         return made

@@ -22,7 +22,7 @@ IDS_MAX = 256
 RID_LONGEST = 256
 """Longest id of a client (characters): each event of a stream repeats the id."""
 _MADE = re.compile(r"[0-9a-f]{32}")
-_IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:\.prefill)?")
+_IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:%b)?" % re.escape(AT_PREFILL).encode())
 
 
 def fresh() -> str:
