@@ -138,22 +138,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 2, and print one line, if the input cannot be used."""
     made = parser()
     args = made.parse_args(argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has closed the pipe; without this, flushing stdout at exit would fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.replay is not None:
-        try:
-            return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
-        except BrokenPipeError:
-            # The reader has closed the pipe; without this, flushing stdout at exit would fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
     # A server's environment lacks some of these.
     missing = next((name for name in ("matplotlib", "tabulate", "tqdm") if find_spec(name) is None), None)
     if missing is not None:
         print(f"laps-plan: {missing} is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
         return 2
-    try:
-        return _colocated(args) if args.colocated else _prefill(args)
-    except KeyboardInterrupt:
-        return 130
+    return _colocated(args) if args.colocated else _prefill(args)
 
 
 def _prefill(args: argparse.Namespace) -> int:
