@@ -54,14 +54,14 @@ def fits(batch: ScheduleBatch) -> bool:
 class _Pass:
     """State of one forward pass in slices. ``order`` gives the size or the number of slices."""
 
-    def __init__(self, batch: Any, everything: Operator, layers: int, order: SliceOrder) -> None:
+    def __init__(self, batch: Any, everything: Operator, layers: int, order: SliceOrder, loops: int) -> None:
         # A rank without requests runs an idle batch beside the other ranks.
         shape = list(zip(batch.extend_seq_lens_cpu or (), batch.extend_prefix_lens_cpu or (), strict=True))
         self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
         self.batch, self.pause = batch, order.pause
         # The work differs from rank to rank, so ranks that run a pass together cut it by layers alone.
-        self.even = Even(layers, order.parts) if order.parts else None
-        self.total = float(layers) if self.even else everything.cost(self.tokens, self.pairs)
+        self.even = Even(loops * layers, order.parts) if order.parts else None
+        self.total = loops * (float(layers) if self.even else everything.cost(self.tokens, self.pairs))
         self.cut = Cut(order.layers / layers * self.total)
         self.sent: deque[Any] = deque()
         self.graphs: Any = None
@@ -77,6 +77,8 @@ class Slices(Cutter):
         self.layers = len(stack)
         self._runner, self._whole = runner, runner.forward
         self._launch_s, self._pause_s = math.inf, 0.0
+        self._loops = 1
+        """How often a pass runs all layers; known after the first pass in slices."""
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         self._pass: _Pass | None = None
         self._name, self._warned = type(runner.model).__name__, False
@@ -120,14 +122,16 @@ class Slices(Cutter):
             output = self._whole(forward_batch, *args, **kwargs)
             self._no_result.learn(output)
             return output
-        now = _Pass(forward_batch, self._all, self.layers, armed)
+        now = _Pass(forward_batch, self._all, self.layers, armed, self._loops)
         # Without prefill graphs: a graph replay calls no modules.
         try:
             with self._current_pass(now, None), restored_flags():
                 output = self._whole(forward_batch, *args, **kwargs)
         except Abandoned:
             return self._no_result.of(forward_batch)
-        if not (now.even or now.cut).done and not self._warned:
+        done = (now.even or now.cut).done
+        self._loops = max(1, round(self._loops * done / (now.total or 1.0)))
+        if not done and not self._warned:
             self._warned = True
             logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
         return output

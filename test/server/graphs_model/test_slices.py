@@ -44,6 +44,20 @@ def test_slice_has_requested_number_of_layers(layers: float, pauses: int) -> Non
     assert left == [4 - k * layers for k in range(1, pauses + 1)]
 
 
+@pytest.mark.parametrize("parts", [0, 4])
+def test_looped_model_has_layers_left_in_each_loop(parts: int) -> None:
+    """Nanbeige and IQuestLoopCoder run their layers several times."""
+    runner, left = Runner(4), list[float]()
+    once = runner.model.forward
+    runner.model.forward = lambda x: once(once(x))
+    cutter = slices.Slices(runner)
+    for _ in range(2):
+        left.clear()
+        with cutter.cut(1.0, make_pause(left.append), parts):
+            runner.forward(batch((40, 7)))
+    assert left == [3.0, 2.0, 1.0]
+
+
 def test_short_slice_pauses_between_operators_and_row_blocks() -> None:
     runner = Runner(2)
     whole = runner.forward(batch((ROWS, 0)))
