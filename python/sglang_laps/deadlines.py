@@ -24,7 +24,7 @@ def verify(params: Any, *_: Any) -> None:
 def slo_s(req: Req, config: LapsConfig, kind: ClassName) -> float | None:
     """Return the seconds that a request of this class may take to its first token; None = no deadline.
 
-    Some requests reach a scheduler without ``verify`` (from ``sgl.Engine``): here a bad deadline is ignored.
+    Some requests reach a scheduler without ``verify`` (over gRPC): here a bad deadline is ignored.
     """
     own = _own(req.sampling_params.custom_params)
     return own / 1e3 if deadline.valid(own) else config.deadline_s(kind)

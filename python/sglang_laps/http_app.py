@@ -18,8 +18,6 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import (  # noqa: F401  (some add routes)
     answering,
-    deadlines,
-    fatal,
     moments,
     options,
     prompts,
@@ -37,9 +35,7 @@ from sglang_laps.status import merge
 __all__ = ["app"]
 
 seams.require()
-seams.hook(fatal.SAMPLING, deadlines.verify, "BEFORE")
-seams.hook(fatal.SAMPLING, fatal.verify, "BEFORE")
-seams.hook(prompts.VALIDATE, prompts.validate, "AROUND")
+prompts.hook()
 if (_config := options.from_env()) is not None and _config.receipts:
     moments.hook_senders()
     answering.hook()

@@ -10,7 +10,19 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, sessions, transfers
+from sglang_laps import (
+    answering,
+    compat,
+    graphs,
+    moments,
+    options,
+    penalties,
+    prompts,
+    saved_model,
+    seams,
+    sessions,
+    transfers,
+)
 from sglang_laps.pool import PoolCell
 from sglang_laps.seams import wrong_release
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
@@ -64,7 +76,9 @@ def _load() -> None:
     if config.receipts:
         moments.hook_senders()
         moments.hook_scheduler()
-        if TOKENIZER in sys.modules:  # imported by an Engine, which has no HTTP server
+    if TOKENIZER in sys.modules:  # imported by an Engine, which has no HTTP server
+        prompts.hook()
+        if config.receipts:
             answering.hook()
 
 

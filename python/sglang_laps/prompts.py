@@ -7,10 +7,19 @@ from typing import Any
 
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
-from sglang_laps import fatal
+from sglang_laps import deadlines, fatal, seams
 
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
 """Method that checks every request once its prompt is token ids; requests of a batch are checked one by one."""
+
+
+def hook() -> None:
+    """Have this process check each request before it goes to a scheduler. Further calls have no effect."""
+    if seams.hooked(VALIDATE):
+        return
+    seams.hook(fatal.SAMPLING, deadlines.verify, "BEFORE")
+    seams.hook(fatal.SAMPLING, fatal.verify, "BEFORE")
+    seams.hook(VALIDATE, validate, "AROUND")
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:
