@@ -161,6 +161,7 @@ class Laps:
         """Measures decode steps; None if this server only prefills."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
+        labels |= resolved(scheduler.server_args).extra_metric_labels or {}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         without = [*(() if colocated else ("decode",)), *(() if self.group else ("group",))]
         self.series = Series(labels, {} if device is None else device.labels, without=without) if tells else None

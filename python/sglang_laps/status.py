@@ -205,6 +205,8 @@ _COUNTERS = (
     ),
 )
 """Counters: path in the snapshot (`*`: the class, then the side of the quoted interval), name, help."""
+KEYS = ("class", "side")
+"""Labels for the stars of a path."""
 
 
 class Series:
@@ -213,15 +215,16 @@ class Series:
     def __init__(
         self, labels: dict[str, str], emulated: Mapping[str, str] | None = None, *, without: Collection[str] = ()
     ) -> None:
-        """`emulated`: labels of an emulated device; empty for a real device. `without`: entries of the snapshot of
-        which this server has no series."""
+        """`labels`: labels of every series, except those named in KEYS. `emulated`: labels of an emulated device; empty
+        for a real device. `without`: entries of the snapshot of which this server has no series."""
         # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
         from prometheus_client import Counter, Gauge
 
         gauge = partial(Gauge, multiprocess_mode="mostrecent")
+        labels = {name: value for name, value in labels.items() if name not in KEYS}
 
         def series(kind: Callable[..., Any], path: str, name: str, text: str) -> Any:
-            return kind(f"sglang:laps_{name}", text, [*labels, *("class", "side")[: path.count("*")]])
+            return kind(f"sglang:laps_{name}", text, [*labels, *KEYS[: path.count("*")]])
 
         def kept(path: str) -> bool:
             return path.partition(".")[0] not in without

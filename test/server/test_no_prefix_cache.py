@@ -77,3 +77,9 @@ def test_request_for_several_samples_is_refused(prefill: Prefill) -> None:
     assert status == 400, answer
     assert "one sample" in str(answer)
     assert prefill.post("/generate", request_body(79, [5, 6, 7]))[0] == 200
+
+
+def test_series_have_the_extra_labels_of_sglang(prefill: Prefill) -> None:
+    series = [line for line in prefill.get("/metrics").splitlines() if line.startswith("sglang:laps_")]
+    assert series
+    assert all('zone="z1"' in line for line in series), series[0]

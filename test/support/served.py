@@ -68,9 +68,12 @@ NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=SEVERAL_SERVERS)
 OVERLAP = Setup("overlap", LAPS, group=SEVERAL_SERVERS)
 NO_PREFIX_CACHE = Setup(
     "no-prefix-cache",
-    (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
+    (
+        *(*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
+        *("--extra-metric-labels", '{"zone": "z1"}'),
+    ),
 )
-"""Server without a prefix cache, window or receipts."""
+"""Server without a prefix cache, window or receipts, with a label of its own on each metric."""
 SAVED_MODEL = "model.json"
 SLOW_WINDOW = Setup(
     "slow-window",

@@ -224,7 +224,7 @@ def test_quote_queries_are_parsed() -> None:
 SERIES = """
 from prometheus_client import generate_latest
 from sglang_laps.status import Series
-series = Series({"model_name": "m"})
+series = Series({"model_name": "m", "class": "of a user"})
 series.show({})
 for n in (3, 5):
     sides = {"inside": n, "below": 0, "above": 1}
