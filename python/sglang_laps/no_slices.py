@@ -85,6 +85,10 @@ def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
         (runner.canary_manager is not None, "--kv-canary"),
         (runner.msprobe_debugger is not None, "msprobe"),
         (
+            scheduler.server_args.debug_tensor_dump_output_folder is not None,
+            "--debug-tensor-dump-output-folder keeps the tensors of one pass",
+        ),
+        (
             scheduler.enable_unified_cache_external_linker,
             "--enable-unified-cache-external-linker ends loads with a pass",
         ),

@@ -404,12 +404,14 @@ def test_inkling_is_refused_with_several_tp_ranks(ranks: int, refused: bool, mon
         ({"experts": "flashinfer_megamoe"}, "--moe-a2a-backend flashinfer_megamoe"),
         ({"deferred": 2}, "--kt-max-deferred-experts-per-token"),
         ({"device": "npu"}, "NPUs"),
+        ({"dump": "/folder"}, "--debug-tensor-dump-output-folder"),
     ],
 )
 def test_servers_whose_passes_overwrite_each_other_are_refused(
     changed: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"external": False, "flexkv": False, "experts": "none", "deferred": None, "device": "cuda", **changed}
+    usual = {"external": False, "flexkv": False, "experts": "none", "deferred": None, "device": "cuda", "dump": None}
+    given = {**usual, **changed}
     experts = {"moe_a2a_backend": given["experts"], "kt_max_deferred_experts_per_token": given["deferred"]}
     graphs = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend=None)))
     execution = SimpleNamespace(
@@ -428,6 +430,7 @@ def test_servers_whose_passes_overwrite_each_other_are_refused(
         tp_worker=SimpleNamespace(model_runner=runner),
         spec_algorithm=SpeculativeAlgorithm.NONE,
         device=given["device"],
+        server_args=SimpleNamespace(debug_tensor_dump_output_folder=given["dump"]),
         is_generation=True,
         require_mlp_sync=False,
         enable_unified_memory=False,
