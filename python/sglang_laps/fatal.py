@@ -7,6 +7,7 @@ from typing import Any
 
 from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
 from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 SAMPLING = "sampling.sampling_params.SamplingParams.verify"
 """Method that checks the sampling parameters of every request that comes over HTTP."""
@@ -30,6 +31,18 @@ def require_room(obj: Any) -> None:
     room = getattr(obj, "bootstrap_room", None)
     if room is not None and not (isinstance(room, int) and room >= 0):
         raise ValueError(f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on")
+
+
+def require_processor(obj: Any) -> None:
+    """Raise ValueError for a logit processor that cannot be read. Call it only on a server that takes processors: to
+    read one is to run the client's code."""
+    processor = getattr(obj, "custom_logit_processor", None)
+    if not processor:
+        return
+    try:
+        CustomLogitProcessor.from_str(processor)
+    except Exception as e:
+        raise ValueError(f"custom_logit_processor: {type(e).__name__}: {reprlib.repr(str(e))}") from None
 
 
 def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:

@@ -78,6 +78,7 @@ SEAMS: tuple[Seam, ...] = (
         *("hooked", "prompts", "self, obj, input_ids"),
     ),
     Seam("managers.embed_types.PositionalEmbeds", "used", "fatal", None),
+    Seam("sampling.custom_logit_processor.CustomLogitProcessor.from_str", "used", "fatal", "json_str"),
     Seam("entrypoints.http_server.app", "used", "http_app, receipt_routes", None),
     Seam("entrypoints.warmup.warmup", "used", "profile", "name"),
     Seam(_SCHEDULER, "replaced", "plugin", "server_args, port_args"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -69,6 +70,20 @@ def test_unusual_values_that_harm_nobody_are_served(prefill: Prefill) -> None:
         body |= {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": -1}
         status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], **sampling}})
         assert status == 200, answer
+
+
+def test_logit_processor_of_request_is_applied(prefill: Prefill) -> None:
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    def first_token(**more: Any) -> int:
+        status, answer = prefill.post("/generate", {**request_body(82, [5, 6, 7]), **more})
+        assert status == 200, answer
+        return int(json.loads(answer)["output_ids"][0])
+
+    usual = first_token()
+    sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": {"token_ids": [usual]}}
+    processor = DisallowedTokensLogitsProcessor.to_str()
+    assert first_token(custom_logit_processor=processor, sampling_params=sampling) != usual
 
 
 def test_request_for_several_samples_is_refused(prefill: Prefill) -> None:

@@ -17,5 +17,6 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),
     "top_k": ({}, {"top_k": 10**12}),
     "stop ids": ({}, {"stop_token_ids": [10**9], "min_new_tokens": 1}),
+    "processor": ({"custom_logit_processor": "of no class"}, {}),
 }
 """Fields of the body and sampling parameters with which one request ends a stock server."""

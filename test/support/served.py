@@ -70,10 +70,10 @@ NO_PREFIX_CACHE = Setup(
     "no-prefix-cache",
     (
         *(*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
-        *("--extra-metric-labels", '{"zone": "z1"}'),
+        *("--extra-metric-labels", '{"zone": "z1"}', "--enable-custom-logit-processor"),
     ),
 )
-"""Server without a prefix cache, window or receipts, with a label of its own on each metric."""
+"""Server without a prefix cache, window or receipts, with a label of its own on each metric, and logit processors."""
 SAVED_MODEL = "model.json"
 SLOW_WINDOW = Setup(
     "slow-window",
