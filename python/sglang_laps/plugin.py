@@ -124,6 +124,8 @@ def enable(args: argparse.Namespace) -> None:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     if reason is None:
         logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
+    if reason is None and (other := _other_server(args)):
+        logger.warning("LAPS with %s: no routes, receipts, profile at start and checks of requests.", other)
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     PoolCell.make()
     import sglang_laps.http_app  # noqa: F401  (adds the routes)
@@ -136,6 +138,17 @@ def _conflict_of_processes(args: argparse.Namespace) -> str | None:
     if not compat.release().takes_http_app:
         return f"--tokenizer-worker-num: only 1 on SGLang {compat.installed()}, whose other HTTP processes lack LAPS"
     return "--admin-api-key: SGLang checks it only with --tokenizer-worker-num 1" if args.admin_api_key else None
+
+
+def _other_server(args: argparse.Namespace) -> str | None:
+    """Return what makes SGLang answer clients by a server that LAPS does not extend, or None."""
+    from sglang.srt.environ import envs
+
+    in_rust: Any = getattr(envs, "SGLANG_RUST_SERVER", None)
+    if in_rust is not None and in_rust.get():
+        return "SGLANG_RUST_SERVER"
+    grpc = getattr(args, "smg_grpc_mode", False) or getattr(args, "grpc_mode", False)
+    return "--smg-grpc-mode" if grpc else None
 
 
 def _refuse_conflict(_: None, server_args: Any) -> None:

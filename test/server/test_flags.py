@@ -58,6 +58,7 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--admin-api-key", "x", "--tokenizer-worker-num", "2"], "error: --"),
     ([ON, "--admin-api-key", "x"], "ok {"),
     ([ON, "--tokenizer-worker-num", "2"], TWO_PROCESSES),
+    ([ON, "--smg-grpc-mode"], "ok {"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
     (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),
@@ -113,6 +114,22 @@ def test_several_http_processes_are_refused_where_they_lack_laps(
     one, two = (argparse.Namespace(tokenizer_worker_num=n, admin_api_key=key) for n in (1, 2))
     assert plugin._conflict_of_processes(one) is None
     assert (plugin._conflict_of_processes(two) or "").startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rust", "other"),
+    [({}, "0", None), ({}, "1", "SGLANG_RUST_SERVER"), ({"grpc_mode": True}, "0", "--smg-grpc-mode")],
+)
+def test_servers_that_lack_laps_are_named(
+    flags: dict[str, bool], rust: str, other: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", rust)
+    assert plugin._other_server(argparse.Namespace(**flags)) == other
+
+
+def test_warning_names_what_server_lacks(answers: list[str]) -> None:
+    warned = [argv for (argv, _), answer in zip(CASES, answers, strict=True) if "LAPS with --smg-grpc-mode:" in answer]
+    assert warned == [[ON, "--smg-grpc-mode"]]
 
 
 def test_invalid_value_stops_launch_before_model_loads() -> None:
