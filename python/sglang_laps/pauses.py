@@ -2,7 +2,7 @@
 run, always whole.
 
 All of this happens inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for
-long, and operations that must not touch a running batch (flush, pause, new weights) wait for the end of that batch.
+long, and operations that must not touch a running batch (pause, new weights) wait for its end (``messages``).
 
 This module decides nothing: ``Pacer.plan`` chooses the preempting batch, or ``laps_core.group.slices`` with
 data-parallel attention.
@@ -17,20 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
-from sglang.srt.managers.io_struct import (
-    AbortReq,
-    BatchTokenizedGenerateReqInput,
-    CloseSessionReqInput,
-    ConfigureLoggingReq,
-    FreezeGCReq,
-    GetInternalStateReq,
-    OpenSessionReqInput,
-    PauseGenerationReqInput,
-    ProfileReq,
-    TokenizedGenerateReqInput,
-)
+from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
-from sglang_laps import host_loads, put_back
+from sglang_laps import host_loads, messages, put_back
 from sglang_laps.armed import Abandoned, Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
@@ -41,12 +30,6 @@ from sglang_laps.ranks import Ranks
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
-AT_ONCE = (
-    *(TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq),
-    *(OpenSessionReqInput, CloseSessionReqInput, ProfileReq, ConfigureLoggingReq, FreezeGCReq),
-)
-"""Messages that can be dispatched while a batch is paused: they change neither weights nor a running batch, and do not
-need an idle server. Any other message, and all messages after it, wait for the end of the batch."""
 POLL_S = 0.01
 """KV senders are polled in the first pause after this time (seconds) since the last poll, and in a pause with new
 messages. A poll costs about as much as the rest of a pause, and more with several ranks."""
@@ -231,15 +214,13 @@ class Pauses:
         deferred = sched._deferred_input_requests
         ours: list[Any] = []
         if self._ranks.leader:
-            ours = [*([] if deferred else sched._poll_timeout_aborts()), *self._make_poll_messages()]
+            ours = [*([] if messages.holds(deferred) else sched._poll_timeout_aborts()), *self._make_poll_messages()]
         came = sched.request_receiver.recv_requests(local_reqs=ours)
-        messages = [r for r in came if not isinstance(r, PollTransfers)]
-        deferred.extend(messages)
-        n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
-        now, deferred[:n] = deferred[:n], []
-        sched.process_input_requests(now)
+        received = [r for r in came if not isinstance(r, PollTransfers)]
+        deferred.extend(received)
+        sched.process_input_requests(messages.take_ready(deferred, self.adapters))
         if came:
-            self._poll_other_servers(due=len(messages) < len(came))
+            self._poll_other_servers(due=len(received) < len(came))
 
     def _make_poll_messages(self) -> list[Any]:
         """Return the messages that the leading rank sends to all ranks with the requests."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
+import http_load as load
 import pytest
 from rounds import repeat_until
-from served import LAPS, Prefill, Reference, Setup, run_on
+from served import LAPS, Prefill, Reference, Setup, make_checkpoint, random_prompt, run_on
 
 from .colocated import (
     COUNT,
     FREQUENT_PAUSES,
     LOOPS,
+    Request,
     abort_some,
     mixed_requests,
     require_right_answers,
     send_all_at_their_times,
 )
-from .test_architectures import lora_args, with_adapters
+from .test_architectures import lora_args, lora_folders, with_adapters
 
 TWO_SLOTS = ("--max-loras-per-batch", "2")
 """Arguments for one slot fewer than needed: requests without an adapter need a slot, too."""
@@ -50,3 +53,38 @@ def test_tokens_match_requested_lora_adapter(prefill: Prefill, reference: Refere
         return steps > 0 and after["preemption"]["by_short_batches"] > before["preemption"]["by_short_batches"]
 
     repeat_until(attempt, "steps and short batches run in pauses")
+
+
+def test_adapters_are_loaded_and_unloaded_under_load(prefill: Prefill, reference: Reference) -> None:
+    models = with_adapters(reference)
+    folders = {f"adapter{i}": folder for i, folder in enumerate(lora_folders(make_checkpoint("qwen2")))}
+    requests = mixed_requests(4001, COUNT, f"{prefill.setup.name}-loads", COUNT / 12)
+    for i, a in enumerate(requests):
+        a.adapter = [*models][i % 3]
+    loaded: dict[str, list[Request]] = {name: [] for name in folders}
+
+    async def use_copies(http: Any, name: str) -> None:
+        """Load a copy of an adapter under another name, use it and unload it, three times."""
+
+        async def post(route: str, **body: str) -> None:
+            async with http.post(f"{prefill.server.url}/{route}_lora_adapter", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+
+        for i in range(3):
+            a = Request(
+                f"copy-{name}-{i}", random_prompt(4100 + i, 60 if i % 2 else 1500), 4, 0.0, adapter=f"{name}-{i}"
+            )
+            loaded[name].append(a)
+            await post("load", lora_name=f"{name}-{i}", lora_path=str(folders[name]))
+            await a.stream_answer(http, prefill.server.url)
+            await post("unload", lora_name=f"{name}-{i}")
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            copies = (use_copies(http, name) for name in folders)
+            await asyncio.gather(send_all_at_their_times(prefill, requests), *copies)
+
+    asyncio.run(scenario())
+    for name, model in models.items():
+        require_right_answers([*(a for a in requests if a.adapter == name), *loaded.get(name or "", ())], model)
+    prefill.require_all_tokens_free()

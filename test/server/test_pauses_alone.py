@@ -1,9 +1,10 @@
-"""Pauses without a server: polls of the other servers, and /pause_generation."""
+"""Pauses without a server: polls of the other servers, and messages that wait or do not wait for the end of a pass."""
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ class Fake:
 
     def __init__(self, waiting: int = 0) -> None:
         self.came: list[Any] = []
-        self.polls = 0
+        self.polls, self.timeouts = 0, 0
+        self.dispatched: list[Any] = []
         self.enable_lora = self.enable_overlap = False
         self.result_queue: deque[Any] = deque()
         self._deferred_input_requests = []
@@ -31,23 +33,26 @@ class Fake:
         came, self.came = [*self.came, *local_reqs], []
         return came
 
-    def process_input_requests(self, _: list[Any]) -> None:
-        pass
+    def process_input_requests(self, messages: list[Any]) -> None:
+        self.dispatched += messages
 
     def process_disagg_prefill_inflight_queue(self) -> None:
         pass
 
     def _poll_timeout_aborts(self) -> list[Any]:
+        self.timeouts += 1
         return []
 
     def resolve_waiting_queue_bootstrap(self) -> None:
         self.polls += 1
 
 
-def make_pauses(scheduler: Fake) -> Any:
+def make_pauses(scheduler: Fake, *adapters: str) -> Any:
+    """Return the pauses of a scheduler in which a batch with requests for these LoRA adapters is paused."""
     from sglang_laps.pauses import Pauses
 
-    core = SimpleNamespace(paused=lambda *_: None)
+    reqs = [SimpleNamespace(lora_id=adapter) for adapter in adapters]
+    core = SimpleNamespace(paused=lambda *_: None, under_way=[SimpleNamespace(reqs=reqs)])
     ranks = SimpleNamespace(leader=True)
     return Pauses(scheduler, core, None, ranks, None, synchronous=True)  # type: ignore[arg-type]
 
@@ -96,3 +101,29 @@ def test_nothing_else_runs_in_pauses_after_pause_generation() -> None:
         assert not pauses._pause(flight, 10, 5.0)
     assert seen == ["asked"]
     assert len(scheduler._deferred_input_requests) == 1
+
+
+def test_requests_wait_only_behind_messages_that_change_what_they_compute() -> None:
+    from sglang.srt.managers import io_struct as io
+
+    load = partial(io.LoadLoRAAdapterReqInput, lora_name="new", lora_path="new")
+    unload = partial(io.UnloadLoRAAdapterReqInput, lora_name="old")
+    expert_counts = io.ExpertDistributionReq(action=io.ExpertDistributionReqType.START_RECORD)
+    update = io.UpdateWeightFromDiskReqInput(model_path="new")
+    for message, waits, holds in (
+        (io.FlushCacheReqInput(), False, False),
+        (load(lora_id="new"), False, False),
+        (unload(lora_id="unused"), False, False),
+        (unload(lora_id="paused"), True, False),
+        (expert_counts, True, False),
+        (update, True, True),
+    ):
+        scheduler = Fake()
+        pauses = make_pauses(scheduler, "paused")
+        behind = io.AbortReq(rid="x")
+        scheduler.came = [message, behind]
+        for _ in range(2):
+            pauses._receive_messages()
+        assert scheduler.dispatched == [m for m, stays in ((message, waits), (behind, holds)) if not stays], message
+        assert scheduler._deferred_input_requests == [m for m in (message, behind) if m not in scheduler.dispatched]
+        assert scheduler.timeouts == (1 if holds else 2), "time limits of requests are checked meanwhile"
