@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import time
@@ -147,6 +148,26 @@ def test_control_requests_are_answered_while_long_batch_runs(prefill: Prefill) -
         return seen == done.keys()
 
     repeat_until(lambda i: asyncio.run(scenario(i)), "each is answered while a long batch runs", lambda: seen)
+
+
+def test_profile_that_starts_in_a_pass_ends_after_its_steps(prefill: Prefill) -> None:
+    steps = 3
+    profile = {"output_dir": str(prefill.folder / "profile"), "activities": ["CPU"], "with_stack": False}
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            long = asyncio.ensure_future(post(http, prefill, request_body(long_prompt(prefill, 2300))))
+            await wait_until_slices_run(http, prefill, long)
+            async with http.post(prefill.server.url + "/start_profile", json={**profile, "num_steps": steps}) as reply:
+                assert reply.status == 200, await reply.text()
+            for i in range(2 * steps):
+                assert (await post(http, prefill, request_body(random_prompt(2310 + i, 40))))[0] == 200
+            assert (await long)[0] == 200
+
+    asyncio.run(scenario())
+    (trace,) = (prefill.folder / "profile").iterdir()
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert sum(str(event.get("name")).startswith("step[") for event in events) == steps
 
 
 def test_input_logprobs_are_equal_with_and_without_concurrent_prompts(prefill: Prefill) -> None:

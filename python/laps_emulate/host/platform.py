@@ -72,6 +72,14 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         """Return True: states of linear attention are kept for the prefix cache."""
         return True
 
+    def get_torch_profiler_activity_str(self) -> str:
+        """Return a name that no other activity of a profile has: the CPU has one already, and a profile starts once."""
+        return "HOST"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        """Return what a profile of the device records."""
+        return torch.profiler.ProfilerActivity.CPU
+
     def init_backend(self) -> None:
         """Log what this platform is, keep Mooncake from pinning memory through CUDA, and flush denormal numbers."""
         logger.warning("LAPS host platform: no GPU found, running on the CPU. For development, not for speed.")
