@@ -1,16 +1,22 @@
-"""Values in a request that SGLang accepts although they end its scheduler, and with it all requests."""
+"""Requests that SGLang accepts although they end its scheduler, and with it all requests."""
 
 from __future__ import annotations
 
 import reprlib
 from typing import Any
 
+from fastapi import HTTPException
 from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
+from sglang_laps.support import resolved
+
 SAMPLING = "sampling.sampling_params.SamplingParams.verify"
 """Method that checks the sampling parameters of every request that comes over HTTP."""
+_RECORDS = "managers.tokenizer_manager.TokenizerManager.{}_expert_distribution_record"
+RECORDS = tuple(map(_RECORDS.format, ("start", "stop", "dump")))
+"""Methods that ask the schedulers for a record of the chosen experts."""
 MOST_TOP_K = 2**31 - 1
 PADDING = 64
 """The embedding has rows for ids up to the next multiple of this number."""
@@ -24,6 +30,12 @@ def verify(params: Any, vocab_size: int) -> None:
     for token in stops or ():
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_token_ids: {token} is outside of the vocabulary of {vocab_size} tokens")
+
+
+def require_recorder(manager: Any) -> None:
+    """Raise HTTPException (answered 400) if this server has no recorder of experts."""
+    if resolved(manager.server_args).expert_distribution_recorder_mode is None:
+        raise HTTPException(400, "no experts are recorded without --expert-distribution-recorder-mode")
 
 
 def require_room(obj: Any) -> None:

@@ -10,19 +10,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import (
-    answering,
-    compat,
-    graphs,
-    moments,
-    options,
-    penalties,
-    prompts,
-    saved_model,
-    seams,
-    sessions,
-    transfers,
-)
+from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, sessions, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.seams import wrong_release
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
@@ -77,6 +65,8 @@ def _load() -> None:
         moments.hook_senders()
         moments.hook_scheduler()
     if TOKENIZER in sys.modules:  # imported by an Engine, which has no HTTP server
+        from sglang_laps import prompts
+
         prompts.hook()
         if config.receipts:
             answering.hook()

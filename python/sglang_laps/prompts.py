@@ -20,6 +20,8 @@ def hook() -> None:
     seams.hook(fatal.SAMPLING, deadlines.verify, "BEFORE")
     seams.hook(fatal.SAMPLING, fatal.verify, "BEFORE")
     seams.hook(VALIDATE, validate, "AROUND")
+    for method in fatal.RECORDS:
+        seams.hook(method, fatal.require_recorder, "BEFORE")
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:

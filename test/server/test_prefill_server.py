@@ -56,6 +56,12 @@ def test_requests_complete_after_pause_and_continue(prefill: Prefill, mode: str)
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("what", ["start", "stop", "dump"])
+def test_records_of_experts_are_refused_without_a_recorder(prefill: Prefill, what: str) -> None:
+    status, answer = prefill.post(f"/{what}_expert_distribution_record")
+    assert (status, "--expert-distribution-recorder-mode" in answer) == (400, True), answer
+
+
 def test_health_checks_pass_under_load(prefill: Prefill) -> None:
     async def scenario() -> None:
         sending = asyncio.ensure_future(
