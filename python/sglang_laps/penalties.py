@@ -20,7 +20,8 @@ def count(original: Callable[..., Any], batch: Any) -> Any:
     """Wrap SGLang's method: count the token of each request by its position."""
     if not getattr(batch.model_config, "laps_colocated", False) or batch.seq_lens_cpu is None:
         return original(batch)
-    ends = batch.seq_lens_cpu.tolist()
+    # After the requests come further rows of beams, which have no penalties.
+    ends = batch.seq_lens_cpu[: len(batch.reqs)].tolist()
     tokens = [_token(req, n - _behind(batch, req)) for req, n in zip(batch.reqs, ends, strict=True)]
     counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device, non_blocking=True)
     return batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(counted)

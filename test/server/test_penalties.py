@@ -104,6 +104,16 @@ def test_last_token_of_each_draft_step_is_counted(overlap: bool, at_once: bool) 
     assert counted == ([9, 10, 12, 13] if overlap else [10, 12, 13, 15])
 
 
+def test_rows_of_beams_after_requests_are_not_counted() -> None:
+    from sglang_laps import penalties
+
+    made = batch(request([2, 9], [5], frequency_penalty=0.5), request([4, 6], [0]), overlap=False)
+    made.seq_lens_cpu = torch.tensor([2, 2, 2, 2])  # the second request has two more beams
+    before = logits(made)
+    penalties.count(lambda _: None, made)
+    assert (logits(made) - before).nonzero().tolist() == [[0, 5]]
+
+
 def test_recount_without_penalties_changes_no_logits() -> None:
     from sglang_laps import penalties
 
