@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
 from sglang.srt.managers.io_struct import PauseGenerationReqInput
+from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 
 from sglang_laps import host_loads, messages, put_back
 from sglang_laps.armed import Abandoned, Cutter
@@ -154,6 +155,7 @@ class Pauses:
         if batch.hicache_consumer_index < 0:
             below = (f.batch for f in reversed(self._core.under_way))
             batch.hicache_consumer_index = host_loads.find_shared(self._scheduler, batch, below)
+        set_schedule_time_batch(batch)
         self._launched = batch, self._launch(batch)
 
     def _restore_paused(self, flight: Flight) -> None:

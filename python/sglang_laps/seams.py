@@ -138,6 +138,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_ADDER}.preempt_to_schedule", "overridden", "adder", "self, req"),
     Seam(f"{_SCHEDULER}.ingest_requests", "followed", "pauses", "77f9e386bae1"),
     Seam(f"{_LOOPS}.get_next_disagg_prefill_batch_to_run", "followed", "pauses", "97d4e18208d6"),
+    Seam(f"{_STATS}.set_schedule_time_batch", "used", "pauses", "batch"),
     Seam(f"{_LOOPS}.event_loop_normal_disagg_prefill", "followed", "pauses", "b4315a1aa380"),
     Seam(f"{_LOOPS}.event_loop_overlap_disagg_prefill", "followed", "pauses", "702058c506cb 5cb825de3439"),
     Seam(f"{_PIPELINE}.event_loop_pp_disagg_prefill", "followed", "ranks", "c38a8205cc5d ef2032fadedd"),

@@ -1,4 +1,4 @@
-"""Pauses without a server: polls of the other servers, and messages that wait or do not wait for the end of a pass."""
+"""Pauses without a server: polls of the other servers, messages that wait for the end of a pass or not, and traces."""
 
 from __future__ import annotations
 
@@ -127,3 +127,20 @@ def test_requests_wait_only_behind_messages_that_change_what_they_compute() -> N
         assert scheduler.dispatched == [m for m, stays in ((message, waits), (behind, holds)) if not stays], message
         assert scheduler._deferred_input_requests == [m for m in (message, behind) if m not in scheduler.dispatched]
         assert scheduler.timeouts == (1 if holds else 2), "time limits of requests are checked meanwhile"
+
+
+def test_batches_in_pauses_are_traced(monkeypatch: Any) -> None:
+    """Otherwise the span of a stream's decode steps would be missing (--enable-trace)."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.observability import req_time_stats
+
+    monkeypatch.setattr(req_time_stats, "get_global_tracing_enabled", lambda: True)
+    scheduled: list[ForwardMode] = []
+    stats = SimpleNamespace(set_last_scheduled_time=lambda mode, *_: scheduled.append(mode))
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.DECODE, hicache_consumer_index=-1, reqs=[SimpleNamespace(time_stats=stats)]
+    )
+    pauses = make_pauses(Fake())
+    pauses._launch = lambda _: None
+    pauses._launch_in_pause(batch)
+    assert scheduled == [ForwardMode.DECODE]
