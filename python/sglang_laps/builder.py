@@ -184,9 +184,9 @@ def streams(running: ScheduleBatch) -> int:
 
 
 def context(running: ScheduleBatch) -> int | None:
-    """Return the total tokens of the running batch; None if SGLang mixes no rows of the batch into a prefill batch, for
-    example because a request returns log-probabilities."""
-    lens = running.seq_lens_cpu
-    if lens is None or running.return_logprob or any(r.beam_group is not None for r in running.reqs):
+    """Return the total tokens of the running batch; None if its rows cannot be mixed into a prefill batch, for example
+    because a request returns log-probabilities. SGLang mixes hidden states, but returns them like those of a prompt."""
+    lens, returns = running.seq_lens_cpu, running.return_logprob or running.return_hidden_states
+    if lens is None or returns or any(r.beam_group is not None for r in running.reqs):
         return None
     return int(lens.sum())

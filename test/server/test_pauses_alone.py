@@ -1,4 +1,4 @@
-"""Pauses without a server: polls of the other servers, messages that wait for the end of a pass or not, and traces."""
+"""Pauses and rows without a server: polls of other servers, messages that wait or do not, traces, what rows return."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 
 class Fake:
@@ -144,3 +145,15 @@ def test_batches_in_pauses_are_traced(monkeypatch: Any) -> None:
     pauses._launch = lambda _: None
     pauses._launch_in_pause(batch)
     assert scheduled == [ForwardMode.DECODE]
+
+
+@pytest.mark.parametrize("returned", ["return_logprob", "return_hidden_states"])
+def test_streams_that_return_values_of_each_token_are_not_carried(returned: str) -> None:
+    """SGLang mixes rows that return hidden states, but returns these in the format of a prompt."""
+    from sglang_laps import builder
+
+    running: Any = SimpleNamespace(seq_lens_cpu=torch.tensor([5, 7]), return_logprob=False, return_hidden_states=False)
+    running.reqs = [SimpleNamespace(beam_group=None)] * 2
+    assert builder.context(running) == 12
+    setattr(running, returned, True)
+    assert builder.context(running) is None
