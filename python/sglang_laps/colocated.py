@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
@@ -19,6 +20,7 @@ from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_laps import group, no_slices
 from sglang_laps.builder import streams
+from sglang_laps.chunked import InProgress
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Part
 from sglang_laps.pauses import Pauses
@@ -62,6 +64,15 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
         return float(left * (1.0 if req.sampling_params.ignore_eos else ratio))
 
     return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
+
+
+def count_parked(scheduler: Scheduler, core: LapsCore) -> None:
+    """Have SGLang's check of the KV memory between two batches (SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY) count the
+    memory of parked prompts, which without a prefix cache would seem lost."""
+    scheduler.invariant_checker = replace(
+        scheduler.invariant_checker,
+        get_running_batch=lambda: InProgress([*scheduler.running_batch.reqs, *core.chunked.parked]),
+    )
 
 
 def mixes(scheduler: Scheduler) -> bool:

@@ -104,6 +104,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", "self, recv_req"),
     *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", None),
+    Seam(f"{_SCHEDULER}.[invariant_checker]", "set", "colocated", None),
     Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", None),
     Seam(_PENALTIES, "hooked", "penalties", "self"),
     Seam("session.session_controller.SessionController._close", "hooked", "sessions", "self, session_id"),

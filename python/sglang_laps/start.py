@@ -27,7 +27,7 @@ from sglang_laps import group, saved_model, slices
 from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
-from sglang_laps.colocated import Colocated, ahead, mixes, why_not
+from sglang_laps.colocated import Colocated, ahead, count_parked, mixes, why_not
 from sglang_laps.core import LapsCore
 from sglang_laps.late import Late
 from sglang_laps.marks import Marks
@@ -143,6 +143,7 @@ class Laps:
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
+            count_parked(scheduler, self.core)
         self.dp_rank: int = get_parallel().dp_rank or 0
         self.receipts = Receipts(self.core, self.dp_rank) if config.receipts and ranks.leader else None
         """Makes receipts; None on ranks that send no answers, and if no receipts are kept."""

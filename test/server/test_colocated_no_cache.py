@@ -1,0 +1,61 @@
+"""Servers that prefill and decode without a prefix cache, on which SGLang checks the KV memory after each batch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import http_load as load
+import pytest
+from rounds import repeat_until
+from served import LAPS, Prefill, Reference, Setup, random_prompt, run_on
+
+from .colocated import (
+    FREQUENT_PAUSES,
+    Request,
+    require_right_answers,
+    send_all_at_their_times,
+    serve_until_pauses_are_used,
+    serve_until_streams_are_retracted,
+)
+from .slicing import SHAPE
+
+SETUP = Setup(
+    "colocated-no-cache",
+    (*LAPS, *FREQUENT_PAUSES, "--disable-radix-cache"),
+    {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
+    SHAPE,
+    mode="null",
+)
+pytestmark = [pytest.mark.timeout(600), *run_on(SETUP)]
+
+
+def test_tokens_are_correct_and_memory_is_freed(prefill: Prefill, reference: Reference) -> None:
+    serve_until_pauses_are_used(prefill, reference)
+
+
+def test_streams_are_retracted_when_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
+    serve_until_streams_are_retracted(prefill, reference)
+
+
+def test_memory_of_parked_prompts_is_accounted_for(prefill: Prefill, reference: Reference) -> None:
+    async def scenario(requests: list[Request]) -> bool:
+        running, seen = asyncio.ensure_future(send_all_at_their_times(prefill, requests)), False
+        async with load.session() as http:
+            while not running.done():
+                async with http.get(prefill.server.url + "/laps_status") as reply:
+                    seen |= (await reply.json())["parked"] is not None
+        await running
+        return seen
+
+    def attempt(i: int) -> bool:
+        lengths = (3000, 1300, 600, 60)
+        requests = [
+            Request(f"parked-{i}-{n}-x", random_prompt(4100 + 10 * i + n, tokens), 4, 0.2 * n)
+            for n, tokens in enumerate(lengths)
+        ]
+        seen = asyncio.run(scenario(requests))
+        require_right_answers(requests, reference)
+        prefill.require_all_tokens_free()
+        return seen
+
+    repeat_until(attempt, "a prompt is parked")
