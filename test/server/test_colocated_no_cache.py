@@ -12,6 +12,7 @@ from served import LAPS, Prefill, Reference, Setup, random_prompt, run_on
 from .colocated import (
     FREQUENT_PAUSES,
     Request,
+    mixed_requests,
     require_right_answers,
     send_all_at_their_times,
     serve_until_pauses_are_used,
@@ -59,3 +60,18 @@ def test_memory_of_parked_prompts_is_accounted_for(prefill: Prefill, reference: 
         return seen
 
     repeat_until(attempt, "a prompt is parked")
+
+
+def test_profile_is_taken_while_batches_pause(prefill: Prefill, reference: Reference) -> None:
+    async def scenario() -> list[Request]:
+        requests = mixed_requests(7, 12, "profile", 0.5)
+        async with load.session() as http:
+            running = asyncio.ensure_future(send_all_at_their_times(prefill, requests))
+            body = {"output_dir": str(prefill.folder), "activities": ["CPU"], "num_steps": 4, "with_stack": False}
+            async with http.post(prefill.server.url + "/start_profile", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+            await running
+        return requests
+
+    require_right_answers(asyncio.run(scenario()), reference)
+    assert list(prefill.folder.glob("*.trace.json.gz"))
