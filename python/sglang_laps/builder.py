@@ -54,6 +54,8 @@ class Builder:
         """Requests that SGLang queued during a build because their grammar became ready. No plan has seen them yet."""
         self.begun: list[Any] = []
         """Prompts in progress at the last plan. During a build, the slot does not show which prompts these are."""
+        self.batched: list[Any] = []
+        """Requests of the batch that is being built."""
         # SGLang's builder logs the waiting tokens but sees only a part of the queue, so _built counts them afterwards.
         # Parked prompts count together with the prompt in the slot.
         self._loads: Any = replace(
@@ -129,11 +131,13 @@ class Builder:
             # The flag says that the previous part did not fit; this is another part.
             running_batch.batch_is_full = False
         adder = partial(make, core.classes, note_lack, reserve=reserve, limit=limit, least=least, unit=unit)
-        core.considered = False
+        core.considered, self.batched = False, []
 
         def considering(*args: Any, **kwargs: Any) -> LapsPrefillAdder:
             core.considered = True
-            return adder(*args, **kwargs)
+            made = adder(*args, **kwargs)
+            self.batched = made.can_run_list
+            return made
 
         self.adder = considering
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot

@@ -19,7 +19,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_laps import group, no_slices
-from sglang_laps.builder import streams
+from sglang_laps.builder import Builder, streams
 from sglang_laps.chunked import InProgress
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Part
@@ -73,6 +73,20 @@ def count_parked(scheduler: Scheduler, core: LapsCore) -> None:
         scheduler.invariant_checker,
         get_running_batch=lambda: InProgress([*scheduler.running_batch.reqs, *core.chunked.parked]),
     )
+
+
+def count_rows(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
+    """Have SGLang count the requests of paused batches and parked prompts as running, and keep rows free for the beams
+    of these and of the batch that is being built. A beam search takes a row per beam when its prompt is prefilled."""
+    count = scheduler.get_num_allocatable_reqs
+
+    def count_all(running_bs: int, beam_width: int | None = None, running_batch: Any = None, **more: Any) -> int:
+        begun = (*builder.begun, *(r for f in core.under_way for r in f.reqs))
+        others = [r for r in begun if r not in builder.batched]
+        seen = InProgress([*(running_batch or scheduler.running_batch).reqs, *others, *builder.batched])
+        return int(count(running_bs + len(others), beam_width, seen, **more))
+
+    scheduler.get_num_allocatable_reqs = count_all
 
 
 def mixes(scheduler: Scheduler) -> bool:

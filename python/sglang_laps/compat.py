@@ -45,6 +45,7 @@ RELEASES: dict[str, Release] = {
             f"{_SCHEDULER}._get_new_batch_prefill_raw": "1bd26b51382a",
             f"{_SCHEDULER}.update_running_batch": "0413ac479d78",
             f"{_SCHEDULER}.maybe_send_cached_prefix_chunk": "self, req",
+            f"{_SCHEDULER}.get_num_allocatable_reqs": "self, running_bs, beam_width=, running_batch=",
             f"{_LOOPS}.event_loop_overlap_disagg_prefill": "7daecdd84fba",
             "utils.device_timer.DeviceTimer.wrap": "62ee7bc99632",
         },

@@ -105,6 +105,11 @@ SEAMS: tuple[Seam, ...] = (
     *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", None),
     Seam(f"{_SCHEDULER}.[invariant_checker]", "set", "colocated", None),
+    Seam(
+        f"{_SCHEDULER}.get_num_allocatable_reqs",
+        *("set", "colocated"),
+        "self, running_bs, beam_width=, running_batch=, num_held_rows=",
+    ),
     Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", None),
     Seam(_PENALTIES, "hooked", "penalties", "self"),
     Seam("session.session_controller.SessionController._close", "hooked", "sessions", "self, session_id"),

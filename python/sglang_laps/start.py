@@ -27,7 +27,7 @@ from sglang_laps import group, saved_model, slices
 from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
-from sglang_laps.colocated import Colocated, ahead, count_parked, mixes, why_not
+from sglang_laps.colocated import Colocated, ahead, count_parked, count_rows, mixes, why_not
 from sglang_laps.core import LapsCore
 from sglang_laps.late import Late
 from sglang_laps.marks import Marks
@@ -151,6 +151,8 @@ class Laps:
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
+        if colocated:
+            count_rows(scheduler, self.core, self.builder)
         kind = Colocated if colocated else Pauses
         self.pauses = kind(
             scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous, group=self.group

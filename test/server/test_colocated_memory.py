@@ -210,3 +210,35 @@ def test_long_prompts_get_rows_while_short_requests_wait(prefill: Prefill, refer
         return max(map(ended.index, longs)) < len(ended) * 3 // 4
 
     repeat_until(attempt, "the last long prompt ends before a fourth of the short requests", lambda: len(ended), 3)
+
+
+@run_on(PRIORITIES)[0]
+def test_beams_of_paused_prompts_find_rows(prefill: Prefill, reference: Reference) -> None:
+    """A row for each beam is taken when the prompt is prefilled. Meanwhile short requests take rows in its pauses."""
+
+    async def ask(http: Any, prompt: list[int], at_s: float) -> list[int]:
+        await asyncio.sleep(at_s)
+        sampling = {"beam_width": RUNNING - 2, "max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling}
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            return list((await reply.json())["output_ids"])
+
+    async def scenario(i: int, requests: list[Request]) -> None:
+        async with load.session() as http:
+            beside = asyncio.ensure_future(send_all_at_their_times(prefill, requests))
+            prompts = [random_prompt(9500 + 10 * i + n, 950 + 500 * (n % 2)) for n in range(3)]
+            answers = await asyncio.gather(*(ask(http, prompt, 0.3 * n) for n, prompt in enumerate(prompts)))
+            assert [len(a) for a in answers] == [4] * len(prompts)
+            await beside
+
+    before = prefill.get("/laps_status")["preemption"]["by_short_batches"]
+
+    def attempt(i: int) -> bool:
+        requests = [Request(f"beams-{i}-{n}-x", random_prompt(9600 + 100 * i + n, 30), 20, 0.05 * n) for n in range(30)]
+        asyncio.run(scenario(i, requests))
+        require_right_answers(requests, reference)
+        prefill.require_all_tokens_free()
+        return bool(prefill.get("/laps_status")["preemption"]["by_short_batches"] > before)
+
+    repeat_until(attempt, "short requests run in a pause")
