@@ -77,7 +77,7 @@ class Builder:
         self.begun = queues.begun
         if core.decode is not None:
             tokens = context(running_batch) if self._mixes else None
-            core.decode.set_streams(time.perf_counter(), streams(running_batch), tokens)
+            core.decode.set_streams(time.perf_counter(), self._count_streams(running_batch), tokens)
         plan = self._plan(queues, paused)
         core.apply_plan(plan)
         built = None
@@ -93,6 +93,16 @@ class Builder:
         built = built or self.build_part(Part(SHORT, []), running_batch)[0]
         again = self.joined and self._group is None and self._ranks.stages == 1
         return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
+
+    def _count_streams(self, running: ScheduleBatch) -> int:
+        """Return the number of streams that may step. A lone stream waits if it would take memory that prompts in
+        progress need: SGLang aborts a lone stream that lacks memory. Of several streams it would retract some."""
+        sched, count = self._scheduler, streams(running)
+        reserve = self._core.reserve(Part(SHORT, []), sched.chunked_req) if count == 1 else 0
+        if not reserve:
+            return count
+        budget = sched.token_to_kv_pool_allocator.create_prefill_budget(sched.tree_cache)
+        return int(budget.remaining_total >= running.new_tokens_required_next_decode() + reserve)
 
     def _record_decision(self, plan: Plan, queues: Queues, *, paused: bool, built: bool) -> None:
         if self._receipts is not None:

@@ -20,6 +20,7 @@ from .colocated import (
 )
 from .slicing import SHAPE
 
+POOL = int(FREQUENT_PAUSES[FREQUENT_PAUSES.index("--max-total-tokens") + 1])
 SETUP = Setup(
     "colocated-no-cache",
     (*LAPS, *FREQUENT_PAUSES, "--disable-radix-cache"),
@@ -75,3 +76,13 @@ def test_profile_is_taken_while_batches_pause(prefill: Prefill, reference: Refer
 
     require_right_answers(asyncio.run(scenario()), reference)
     assert list(prefill.folder.glob("*.trace.json.gz"))
+
+
+@pytest.mark.parametrize("spare", [12, 24])
+def test_lone_stream_leaves_memory_to_prompt_in_progress(prefill: Prefill, reference: Reference, spare: int) -> None:
+    """SGLang aborts a lone stream that lacks memory. ``spare``: tokens that stream and prompt do not need at first."""
+    stream = Request(f"lone-{spare}-x", random_prompt(8300 + spare, 900), 60, 0.0, sampling={"ignore_eos": False})
+    prompt = Request(f"big-{spare}-x", random_prompt(8400 + spare, POOL - 900 - spare), 4, 0.1)
+    asyncio.run(send_all_at_their_times(prefill, [stream, prompt]))
+    require_right_answers([stream, prompt], reference)
+    prefill.require_all_tokens_free()
