@@ -68,14 +68,6 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
         return drafts.verified_places
 
-    def get_torch_profiler_activity_str(self) -> str:
-        """Return the name of the platform's activity for /start_profile, which ends a scheduler that has none."""
-        return "CPU"
-
-    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
-        """Return this activity."""
-        return torch.profiler.ProfilerActivity.CPU
-
     def support_mamba_cache_extra_buffer(self) -> bool:
         """Return True: states of linear attention are kept for the prefix cache."""
         return True
