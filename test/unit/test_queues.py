@@ -55,6 +55,14 @@ def test_kept_views_equal_fresh_split(data: st.DataObject) -> None:
             assert not classed, "what was seen is not classed again"
 
 
+def test_request_that_joined_while_a_batch_was_built_is_in_next_views() -> None:
+    dual: DualQueue[Request] = DualQueue()
+    first, second, retracted = Request("1", 5), Request("2", 5), Request("3", 5)
+    dual.views([first, second], lambda _: SHORT)
+    dual.remove_batched(SHORT, {id(first)}, [second, retracted])
+    assert dual.views([second, retracted], lambda _: SHORT).short == [second, retracted]
+
+
 @given(st.lists(st.booleans()), st.integers(0, 3), st.booleans())
 def test_changes_finds_taken_and_added_requests(taken: list[bool], added: int, mixed: bool) -> None:
     before = [Request(str(i)) for i in range(len(taken))]

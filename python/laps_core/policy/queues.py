@@ -58,7 +58,8 @@ class DualQueue(Generic[T]):
         self._seen, self._views = [], Views()
 
     def remove_batched(self, cls: ClassName, gone: set[int], left: Sequence[T]) -> None:
-        """Remove the batched requests with ids `gone`, of `cls` or of both classes. `left`: the list without them."""
+        """Remove the batched requests with ids `gone`, of `cls` or of both classes. `left`: the list without them. Its
+        end may be new to ``views``: retracted streams, or requests whose grammar has become ready."""
         if not self._seen:
             return
         view, other = self._views.of(cls), self._views.of(LONG if cls == SHORT else SHORT)
@@ -66,7 +67,7 @@ class DualQueue(Generic[T]):
         view[:] = without(view, gone)
         if before - len(view) < len(gone):
             other[:] = without(other, gone)
-        self._seen = list(left)
+        self._seen = list(left[: len(self._seen) - len(gone)])
 
 
 def without(items: list[T], gone: set[int]) -> list[T]:
