@@ -14,8 +14,12 @@ from sglang_laps.support import resolved
 
 SAMPLING = "sampling.sampling_params.SamplingParams.verify"
 """Method that checks the sampling parameters of every request that comes over HTTP."""
-_RECORDS = "managers.tokenizer_manager.TokenizerManager.{}_expert_distribution_record"
-RECORDS = tuple(map(_RECORDS.format, ("start", "stop", "dump")))
+_MANAGER = "managers.tokenizer_manager.TokenizerManager"
+RECORDS = (
+    f"{_MANAGER}.start_expert_distribution_record",
+    f"{_MANAGER}.stop_expert_distribution_record",
+    f"{_MANAGER}.dump_expert_distribution_record",
+)
 """Methods that ask the schedulers for a record of the chosen experts."""
 MOST_TOP_K = 2**31 - 1
 PADDING = 64
