@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
@@ -75,15 +76,27 @@ def count_parked(scheduler: Scheduler, core: LapsCore) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Requests given to SGLang instead of a batch. It reads them for each candidate, but only if there are beams."""
+
+    parts: tuple[list[Any], ...]
+
+    @property
+    def reqs(self) -> list[Any]:
+        """Return the requests of all parts."""
+        return list(chain(*self.parts))
+
+
 def count_rows(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
     """Have SGLang count the requests of paused batches and parked prompts as running, and keep rows free for the beams
     of these and of the batch that is being built. A beam search takes a row per beam when its prompt is prefilled."""
     count = scheduler.get_num_allocatable_reqs
 
     def count_all(running_bs: int, beam_width: int | None = None, running_batch: Any = None, **more: Any) -> int:
-        begun = (*builder.begun, *(r for f in core.under_way for r in f.reqs))
-        others = [r for r in begun if r not in builder.batched]
-        seen = InProgress([*(running_batch or scheduler.running_batch).reqs, *others, *builder.batched])
+        begun = {id(r): r for r in (*builder.begun, *(r for f in core.under_way for r in f.reqs))}
+        others = [r for r in begun.values() if r not in builder.batched]
+        seen = _Counted(((running_batch or scheduler.running_batch).reqs, others, builder.batched))
         return int(count(running_bs + len(others), beam_width, seen, **more))
 
     scheduler.get_num_allocatable_reqs = count_all
