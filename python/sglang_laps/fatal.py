@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
+import torch
 from fastapi import HTTPException
 from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
 from sglang.srt.managers.embed_types import PositionalEmbeds
@@ -70,6 +71,8 @@ def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:
         outside = [i for i in (min(ids), max(ids)) if not 0 <= i < -(-vocab // PADDING) * PADDING]
         if outside:
             raise ValueError(f"input_ids: {outside[0]} is outside of the vocabulary of {vocab} tokens")
+    if rows and model.dtype != torch.bfloat16:
+        raise ValueError(f"input_embeds: SGLang takes them in bfloat16 alone, and this model is in {model.dtype}")
     if rows and any(len(row) != model.hidden_size for row in rows):
         raise ValueError(f"input_embeds: a row does not have {model.hidden_size} numbers")
     if getattr(obj, "return_logprob", False):

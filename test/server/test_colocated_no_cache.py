@@ -86,3 +86,10 @@ def test_lone_stream_leaves_memory_to_prompt_in_progress(prefill: Prefill, refer
     asyncio.run(send_all_at_their_times(prefill, [stream, prompt]))
     require_right_answers([stream, prompt], reference)
     prefill.require_all_tokens_free()
+
+
+def test_embeddings_are_refused_by_a_model_that_is_not_in_bfloat16(prefill: Prefill) -> None:
+    """SGLang makes embeddings bfloat16; with weights of another type they would end the server."""
+    body = {"input_embeds": [[0.1] * SHAPE.hidden] * 4, "sampling_params": {"max_new_tokens": 1}}
+    status, answer = prefill.post("/generate", body)
+    assert (status, "bfloat16" in answer) == (400, True), answer
