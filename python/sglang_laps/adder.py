@@ -75,8 +75,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
         """Add a request. Call `note_lack` if memory is too small even for the first long request beside short ones."""
-        tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - req.host_hit_length
-        if self.can_run_list and (tokens < self._least) != (self.can_run_list[0].extend_len < self._least):
+        if self.can_run_list and not self._goes_with(self.can_run_list[0], req):
             return AddReqResult.OTHER
         result = super().add_one_req(req, *args, **kwargs)
         if result is AddReqResult.NO_TOKEN and self._only_short():
@@ -84,6 +83,13 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
             output = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
             self._note_lack(len(req.full_untruncated_fill_ids) + output + self.per_req_token_overhead)
         return result
+
+    def _goes_with(self, first: Req, req: Req) -> bool:
+        """Return True if a request can share the batch of `first`. SGLang runs a batch on embeddings if one of its
+        requests is given as embeddings, and has none for the ids of others."""
+        tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - req.host_hit_length
+        as_large = (tokens < self._least) == (first.extend_len < self._least)
+        return as_large and (req.input_embeds is None) == (first.input_embeds is None)
 
     def preempt_to_schedule(self, req: Req) -> bool:
         """With ``--enable-priority-scheduling``, make room for a request when no row is free. Return True if it can be

@@ -56,7 +56,7 @@ class Prompt:
         self.kv = SimpleNamespace(req_pool_idx=None, holds_mamba=False)
         self.host_hit_length = self.swa_host_hit_length = self.auxiliary_swa_host_hit_length = 0
         self.retracted_stain = False
-        self.last_node = self.cache_request_handle = None
+        self.last_node = self.cache_request_handle = self.input_embeds = None
 
     @property
     def extend_len(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import http_load as load
 import pytest
 from hostile import FATAL
-from served import CHUNK, NO_PREFIX_CACHE, Prefill, random_prompt, request_body, run_on
+from served import CHUNK, NO_PREFIX_CACHE, Prefill, make_checkpoint, random_prompt, request_body, run_on
 
 pytestmark = run_on(NO_PREFIX_CACHE)
 
@@ -70,6 +70,25 @@ def test_unusual_values_that_harm_nobody_are_served(prefill: Prefill) -> None:
         body |= {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": -1}
         status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], **sampling}})
         assert status == 200, answer
+
+
+def test_prompts_given_as_embeddings_and_as_ids_are_served_at_once(prefill: Prefill) -> None:
+    """SGLang runs a batch on embeddings if one of its requests has any; ids in this batch would end the server."""
+    width = json.loads((make_checkpoint(prefill.setup.shape) / "config.json").read_text())["hidden_size"]
+
+    async def one(http: Any, i: int) -> None:
+        body = request_body(9000 + i, random_prompt(i, 20 + i))
+        if i % 3 == 0:
+            body |= {"input_ids": None, "input_embeds": [[0.01 * i] * width] * (20 + i)}
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            await asyncio.gather(*(one(http, i) for i in range(24)))
+
+    asyncio.run(scenario())
+    prefill.require_all_tokens_free()
 
 
 def test_logit_processor_of_request_is_applied(prefill: Prefill) -> None:

@@ -70,7 +70,7 @@ NO_PREFIX_CACHE = Setup(
     "no-prefix-cache",
     (
         *(*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
-        *("--extra-metric-labels", '{"zone": "z1"}', "--enable-custom-logit-processor"),
+        *("--dtype", "bfloat16", "--extra-metric-labels", '{"zone": "z1"}', "--enable-custom-logit-processor"),
     ),
 )
 """Server without a prefix cache, window or receipts, with a label of its own on each metric, and logit processors."""
