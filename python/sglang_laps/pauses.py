@@ -108,6 +108,7 @@ class Pauses:
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._process_last_result()
             self._process_queued_results()
+            self._take_in_host_copies()
             group.record_slice()
             self._receive_messages()
             if group.may_preempt:
@@ -132,6 +133,7 @@ class Pauses:
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._process_last_result()
             self._process_queued_results()
+            self._take_in_host_copies()
             self._receive_messages()
             ends = self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight)
             done = ends or self._must_stop()
@@ -253,6 +255,12 @@ class Pauses:
             if id(result) not in self._processed:
                 self._scheduler.process_batch_result(batch, result)
                 self._processed[id(result)] = result
+
+    def _take_in_host_copies(self) -> None:
+        """Take in which copies of the host tier (HiCache) are done, as SGLang does before each batch. Until then the KV
+        of requests that have ended is locked, and prompts wait for prefixes that are read from a storage."""
+        if self._scheduler.enable_hierarchical_cache:
+            self._scheduler.tree_cache.check_hicache_events()
 
     def _launch(self, batch: Any) -> Any:
         """Launch a batch and return its result, which may not be complete yet."""

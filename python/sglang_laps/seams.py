@@ -105,6 +105,7 @@ SEAMS: tuple[Seam, ...] = (
     *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", None),
     Seam(f"{_SCHEDULER}.[invariant_checker]", "set", "colocated", None),
+    Seam("mem_cache.base_prefix_cache.BasePrefixCache.check_hicache_events", "used", "pauses", "self"),
     Seam(
         f"{_SCHEDULER}.get_num_allocatable_reqs",
         *("set", "colocated"),

@@ -21,7 +21,7 @@ class Fake:
         self.came: list[Any] = []
         self.polls, self.timeouts = 0, 0
         self.dispatched: list[Any] = []
-        self.enable_lora = self.enable_overlap = False
+        self.enable_lora = self.enable_overlap = self.enable_hierarchical_cache = False
         self.result_queue: deque[Any] = deque()
         self._deferred_input_requests = []
         self.waiting_queue: list[Any] = [None] * waiting
@@ -145,6 +145,18 @@ def test_batches_in_pauses_are_traced(monkeypatch: Any) -> None:
     pauses._launch = lambda _: None
     pauses._launch_in_pause(batch)
     assert scheduled == [ForwardMode.DECODE]
+
+
+def test_copies_of_the_host_tier_are_taken_in_before_the_next_batch() -> None:
+    """Until then the KV of ended requests is locked, and prompts wait for what is read from a storage."""
+    scheduler: Any = Fake()
+    seen: list[str] = []
+    scheduler.enable_hierarchical_cache = True
+    scheduler.tree_cache = SimpleNamespace(check_hicache_events=lambda: seen.append("copies"))
+    pauses = make_pauses(scheduler)
+    pauses._next = lambda _: seen.append("batch")
+    pauses._pause(SimpleNamespace(reqs=[]), 10, 5.0)
+    assert seen == ["copies", "batch"]
 
 
 @pytest.mark.parametrize("returned", ["return_logprob", "return_hidden_states"])
