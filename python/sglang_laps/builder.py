@@ -56,6 +56,8 @@ class Builder:
         """Prompts in progress at the last plan. During a build, the slot does not show which prompts these are."""
         self.batched: list[Any] = []
         """Requests of the batch that is being built."""
+        self._looked = False
+        """True if SGLang has looked at the waiting grammars in this round."""
         # SGLang's builder logs the waiting tokens but sees only a part of the queue, so _built counts them afterwards.
         # Parked prompts count together with the prompt in the slot.
         self._loads: Any = replace(
@@ -72,7 +74,7 @@ class Builder:
     ) -> NextBatchPlan:
         """Decide on a batch and build it. `paused`: batch paused meanwhile. `beside`: a step of all ranks is paused."""
         sched, core, beside = self._scheduler, self._core, beside or paused is not None
-        self.joined = []
+        self.joined, self._looked = [], False
         queues = core.view_queues(sched.waiting_queue, sched.chunked_req)
         self.begun = queues.begun
         if core.decode is not None:
@@ -151,8 +153,9 @@ class Builder:
 
         self.adder = considering
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
+        looked, self._looked = self._looked, True
         try:
-            with _mixing(sched) if rows else nullcontext():
+            with _mixing(sched) if rows else nullcontext(), _without_grammars(sched) if looked else nullcontext():
                 built = self._stock(running_batch)
         finally:
             self.adder = None
@@ -180,6 +183,18 @@ class Builder:
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self._loads._get_num_pending_tokens(chunk_deduct=chunk)
+
+
+@contextmanager
+def _without_grammars(sched: Scheduler) -> Iterator[None]:
+    """Hide the requests that wait for their grammars from SGLang, which looks at them in each call. Pipeline stages
+    tell each other once a round which grammars are ready: the first stage would wait for the next one forever."""
+    manager = sched.grammar_manager
+    waiting, manager.grammar_queue = manager.grammar_queue, []
+    try:
+        yield
+    finally:
+        manager.grammar_queue = waiting
 
 
 @contextmanager

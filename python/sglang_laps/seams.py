@@ -121,6 +121,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(_PENALTIES, "followed", "penalties", "dce2467c859a"),
     Seam(f"{_SCHEDULER}.get_next_batch_to_run", "followed", "colocated", "34f30fd4dfb1"),
     Seam(f"{_SCHEDULER}.[is_mixed_chunk]", "set", "builder", None),
+    Seam("constrained.grammar_manager.GrammarManager.[grammar_queue]", "set", "builder", None),
     Seam(f"{_SCHEDULER}._get_new_batch_prefill_raw", "followed", "builder", "09e8cf03a4d0"),
     Seam("managers.schedule_batch.ScheduleBatch.decoding_reqs", "used", "core", None),
     Seam(f"{_SCHEDULER}.update_running_batch", "followed", "colocated", "6962823239da"),

@@ -30,6 +30,7 @@ class SchedulerFields:
     ) -> None:
         self.waiting_queue, self.chunked_req = queue, held
         self.load_inquirer: Any = loads or LoadInquirer()
+        self.grammar_manager = SimpleNamespace(grammar_queue=[])
         self._pending_chunked_abort_req: Any = None
         core = cores.make_core(parked)
         pauses = SimpleNamespace(in_flight=list, adapters=set)

@@ -10,6 +10,8 @@ import pytest
 from laps_core.length import LONG, SHORT
 from laps_core.policy.types import Account, LongBatch, Plan
 
+from .fields import Request, SchedulerFields
+
 PLAN = Plan((SHORT, LONG), (2, 0), LongBatch((1,), 512), threshold=256, account=Account("idle"))
 HEARD = Plan.of(PLAN.numbers())
 """Plan as received by other ranks, without the statistics of the leading rank."""
@@ -124,3 +126,20 @@ def test_stages_with_different_work_raise_instead_of_waiting(monkeypatch: pytest
     stage.take_plan([])
     with pytest.raises(RuntimeError, match="this one had no work"):
         stage.take_plan([PLAN])
+
+
+def test_waiting_grammars_are_looked_at_once_in_each_round() -> None:
+    """In a second look, the first of two pipeline stages would wait for the other stage forever."""
+    seen: list[list[str]] = []
+
+    def stock(running: Any) -> Any:
+        seen.append(scheduler.grammar_manager.grammar_queue)
+        return SimpleNamespace(running_batch=running, batch_to_run=None)
+
+    scheduler: Any = SchedulerFields([Request("s", 30), Request("L", 3000)], stock=stock)
+    scheduler.laps.core.decide = lambda *_, **__: Plan((SHORT, LONG), picked=(0,), long=LongBatch((0,)))
+    scheduler.disagg_prefill_inflight_queue, scheduler.grammar_manager.grammar_queue = [], ["g"]
+    for _ in range(2):
+        scheduler.laps.builder.build(None)
+    assert seen == [["g"], []] * 2
+    assert scheduler.grammar_manager.grammar_queue == ["g"]

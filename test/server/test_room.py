@@ -37,6 +37,7 @@ class Stock:
         self.chunked_req: Any = None
         self.disagg_prefill_inflight_queue: list[Any] = []
         self.load_inquirer = LoadInquirer()
+        self.grammar_manager = SimpleNamespace(grammar_queue=[])
 
     def get_prefill_adder_class(self) -> Any:
         from sglang.srt.managers.schedule_policy import PrefillAdder

@@ -89,6 +89,7 @@ class Virtual:
     page_size = 1
     enable_staging = False
     load_inquirer = LoadInquirer()
+    grammar_manager = SimpleNamespace(grammar_queue=[])
 
     def __post_init__(self) -> None:
         from sglang_laps.builder import Builder
