@@ -6,8 +6,10 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import cores
 import pytest
 from laps_core.length import LONG, SHORT
+from laps_core.policy.decode import Decode
 from laps_core.policy.types import Account, LongBatch, Plan
 
 from .fields import Request, SchedulerFields
@@ -143,3 +145,21 @@ def test_waiting_grammars_are_looked_at_once_in_each_round() -> None:
         scheduler.laps.builder.build(None)
     assert seen == [["g"], []] * 2
     assert scheduler.grammar_manager.grammar_queue == ["g"]
+
+
+@pytest.mark.parametrize("prefills", [False, True])
+def test_decode_step_is_beside_prefill_if_a_rank_prefills(prefills: bool) -> None:
+    """A plan of all ranks can end up without prefill: the ranks lack memory for it."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang_laps.steps import Steps
+
+    core, alone = cores.make_core(decode=Decode(50.0)), list[Any]()
+    group: Any = SimpleNamespace(start_step=lambda: 1)
+    steps = Steps(core, None, alone.append, group)
+    mode = ForwardMode.DECODE
+    batch = SimpleNamespace(reqs=[Request("r")], forward_mode=mode, forward_iter=1, is_extend_in_batch=prefills)
+    with steps.running(batch):
+        pass
+    steps.record_result(batch, None)
+    assert core.decode is not None
+    assert (len(alone), core.decode.status()["steps"]) == (0 if prefills else 1, 1)
