@@ -165,7 +165,7 @@ class LapsCore:
                 rest = [r for i, r in enumerate(queues.short[:LOOKAHEAD]) if i not in seen] + queues.short[LOOKAHEAD:]
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
-            self.lacking = False
+            self.lacking = self.lacking and not plan.long.picked
             picked = [queues.long[i] for i in plan.long.picked]
             first = next((r for r in picked if r in queues.begun), None)
             joining = [queues.short[i] for i in plan.picked] if plan.mixed else []
@@ -225,7 +225,7 @@ class LapsCore:
             short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.class_of(r) == SHORT}
         cls = SHORT if len(short) == len(reqs) else LONG
         # True: short requests took the last rows of a step that was planned for long prompts.
-        self.lacking = self.lacking or (part.cls == LONG and cls == SHORT and part.slot is None)
+        self.lacking |= bool(plan.long.picked) and part.cls == LONG and cls == SHORT and part.slot is None
         if cut is not None:
             cut.laps_tag.chunk_s = now
         self._next = Flight(

@@ -186,6 +186,18 @@ def test_long_prompt_lacking_memory_is_not_skipped() -> None:
     assert (core.view_queues([a, b], None).long, core.asks_again) == ([a, b], False)
 
 
+@pytest.mark.parametrize("lacking", [False, True])
+def test_step_of_short_requests_does_not_tell_whether_long_prompts_lack_memory(lacking: bool) -> None:
+    """Data-parallel ranks run their steps together, and a rank can have short requests alone in a step."""
+    core, short = make_core(), Request("s", 50)
+    core.lacking = lacking
+    plan = Plan((LONG,), picked=(0,), long=LongBatch((), 512), mixed=True)
+    part = next(core.parts(plan, core.view_queues([short, Request("L", 900)], None), beside=False))
+    assert part.queue == [short]
+    core.record_build(part, make_batch(short), plan, None, [], 1.0, sliced=False)
+    assert core.lacking is lacking
+
+
 def test_skipped_prompts_are_retried_after_memory_shortage() -> None:
     """Otherwise possibly no batch could ever run, if sessions hold the memory and the next turn was not ready."""
     a, b = Request("a", 300), Request("b", 600)
