@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 POLL_S = 0.01
 """KV senders are polled in the first pause after this time (seconds) since the last poll, and in a pause with new
 messages. A poll costs about as much as the rest of a pause, and more with several ranks."""
+COPIES_EVERY = 4
+"""Pauses per look at copies of the host tier. Several ranks look together, at the cost of the rest of a pause."""
 POLL_SHARE = 0.05
 """Most of the time that polls may take. A poll visits each request that waits or is transferred."""
 FEW = 256
@@ -65,6 +67,7 @@ class Pauses:
         self._cutter, self._synchronous = cutter, synchronous
         self._processed: dict[int, Any] = {}
         self._launched: tuple[Any, Any] | None = None
+        self._pauses = 0
         self._polls_s = 0.0
         """Time of the next poll of the other servers."""
         if scheduler.enable_lora:
@@ -259,7 +262,8 @@ class Pauses:
     def _take_in_host_copies(self) -> None:
         """Take in which copies of the host tier (HiCache) are done, as SGLang does before each batch. Until then the KV
         of requests that have ended is locked, and prompts wait for prefixes that are read from a storage."""
-        if self._scheduler.enable_hierarchical_cache:
+        self._pauses += 1
+        if self._scheduler.enable_hierarchical_cache and self._pauses % COPIES_EVERY == 0:
             self._scheduler.tree_cache.check_hicache_events()
 
     def _launch(self, batch: Any) -> Any:

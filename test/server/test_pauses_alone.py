@@ -149,14 +149,17 @@ def test_batches_in_pauses_are_traced(monkeypatch: Any) -> None:
 
 def test_copies_of_the_host_tier_are_taken_in_before_the_next_batch() -> None:
     """Until then the KV of ended requests is locked, and prompts wait for what is read from a storage."""
+    from sglang_laps.pauses import COPIES_EVERY
+
     scheduler: Any = Fake()
     seen: list[str] = []
     scheduler.enable_hierarchical_cache = True
     scheduler.tree_cache = SimpleNamespace(check_hicache_events=lambda: seen.append("copies"))
     pauses = make_pauses(scheduler)
     pauses._next = lambda _: seen.append("batch")
-    pauses._pause(SimpleNamespace(reqs=[]), 10, 5.0)
-    assert seen == ["copies", "batch"]
+    for _ in range(COPIES_EVERY):
+        pauses._pause(SimpleNamespace(reqs=[]), 10, 5.0)
+    assert seen == ["batch"] * (COPIES_EVERY - 1) + ["copies", "batch"]
 
 
 @pytest.mark.parametrize("returned", ["return_logprob", "return_hidden_states"])
