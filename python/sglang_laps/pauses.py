@@ -161,6 +161,8 @@ class Pauses:
             below = (f.batch for f in reversed(self._core.under_way))
             batch.hicache_consumer_index = host_loads.find_shared(self._scheduler, batch, below)
         set_schedule_time_batch(batch)
+        # SGLang counts the time between the launches of two steps as that of a step; a slice ran since the last one.
+        self._scheduler._sched_idled = True
         self._launched = batch, self._launch(batch)
 
     def _restore_paused(self, flight: Flight) -> None:

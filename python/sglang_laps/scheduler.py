@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import compat, graphs, penalties, seams, stand_in
+from sglang_laps import compat, counters, graphs, penalties, seams, stand_in
 from sglang_laps.asking import answer_query
 from sglang_laps.output import LapsOutputStreamer
 from sglang_laps.start import Laps, why_off
@@ -229,13 +229,14 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 flight.started = flight.done - self.laps.marks.seconds(*flight.marks)
         # SGLang asks the slot whether a cut prompt goes on.
         parked = flight is not None and flight.cut in core.chunked.parked
-        receipts = self.laps.receipts
+        receipts, busy_us = self.laps.receipts, self.total_prefill_busy_us
         slot = self._laps_slot(flight.cut) if parked and flight else nullcontext()
         with slot, nullcontext() if receipts is None else receipts.result_of(flight):
             super().process_batch_result(batch, result)
         if flight is not None:
             now = time.perf_counter()
             core.record_result(flight, now)
+            counters.correct(self, flight, busy_us)
             self._laps_update_series(now, core.totals)
             if self.laps.group is not None:
                 self.laps.group.record_result(flight)

@@ -48,6 +48,7 @@ _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
 _MANAGER, _STATS = "managers.tokenizer_manager.TokenizerManager", "observability.req_time_stats"
 _STREAMER = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_REPORTER = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 _RECEIPTS: tuple[Seam, ...] = (
     Seam(f"{_STATS}.APIServerReqTimeStats.__getstate__", "hooked", "moments", "self"),
@@ -105,6 +106,10 @@ SEAMS: tuple[Seam, ...] = (
     *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", None),
     Seam(f"{_SCHEDULER}.[invariant_checker]", "set", "colocated", None),
+    Seam(f"{_SCHEDULER}.[_sched_idled]", "used", "pauses", None),
+    Seam(f"{_SCHEDULER}.[total_prefill_busy_us]", "set", "counters", None),
+    Seam(f"{_REPORTER}.[num_generated_tokens]", "used", "counters", None),
+    Seam(f"{_REPORTER}.[current_scheduler_metrics_enabled]", "used", "counters", None),
     Seam("mem_cache.base_prefix_cache.BasePrefixCache.check_hicache_events", "used", "pauses", "self"),
     Seam(
         f"{_SCHEDULER}.get_num_allocatable_reqs",

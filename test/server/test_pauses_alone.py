@@ -1,4 +1,5 @@
-"""Pauses and rows without a server: polls of other servers, messages that wait or do not, traces, what rows return."""
+"""Pauses and rows without a server: polls of other servers, messages that wait or do not, traces, counters,
+what rows return."""
 
 from __future__ import annotations
 
@@ -160,6 +161,44 @@ def test_copies_of_the_host_tier_are_taken_in_before_the_next_batch() -> None:
     for _ in range(COPIES_EVERY):
         pauses._pause(SimpleNamespace(reqs=[]), 10, 5.0)
     assert seen == ["batch"] * (COPIES_EVERY - 1) + ["copies", "batch"]
+
+
+def test_time_of_a_slice_does_not_count_as_time_of_a_step() -> None:
+    """SGLang takes the time between the launches of two decode steps for that of a step, unless it was idle between."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    scheduler: Any = Fake()
+    scheduler.decode_moment_totals, scheduler._prev_step = [0.0] * 6, None
+    pauses, launched = make_pauses(scheduler), iter(range(4))
+
+    def launch(batch: Any) -> None:
+        batch.forward_iter = next(launched)
+        batch.launch_ts, batch.after_idle_gap = 1e-2 * batch.forward_iter, scheduler._sched_idled
+        scheduler._sched_idled = False
+        result: Any = SimpleNamespace(get_num_generated_tokens=int)
+        Scheduler._record_step_counters(scheduler, batch, result)
+
+    pauses._launch = launch
+    for run in (launch, launch, pauses._launch_in_pause, pauses._launch_in_pause):
+        scheduler._sched_idled = False
+        run(SimpleNamespace(forward_mode=ForwardMode.DECODE, hicache_consumer_index=0, reqs=[SimpleNamespace(rid="a")]))
+    assert scheduler.decode_moment_totals[0] == 1, "the second of the steps that followed each other"
+
+
+def test_prefill_time_is_without_pauses_and_tokens_of_rows_count() -> None:
+    from sglang_laps import counters
+
+    collected: list[int] = []
+    collector = SimpleNamespace(increment_realtime_tokens=lambda _, decode_tokens: collected.append(decode_tokens))
+    reporter = SimpleNamespace(num_generated_tokens=7, metrics_collector=collector)
+    scheduler: Any = SimpleNamespace(total_prefill_busy_us=900, metrics_reporter=reporter)
+    for paused_s, rows, metrics, counted_us in ((0.0, 0, True, 900), (0.0, 2, False, 900), (1e-4, 3, True, 700)):
+        reporter.current_scheduler_metrics_enabled, scheduler.total_prefill_busy_us = metrics, 900
+        flight: Any = SimpleNamespace(paused_s=paused_s, rows=rows, lasted_s=2e-4)
+        counters.correct(scheduler, flight, 500)
+        assert scheduler.total_prefill_busy_us == counted_us
+    assert (reporter.num_generated_tokens, collected) == (12, [3])
 
 
 @pytest.mark.parametrize("returned", ["return_logprob", "return_hidden_states"])
