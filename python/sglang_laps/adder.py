@@ -19,6 +19,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     _may_cut = True
     rem_chunk_tokens: int | None
+    preempt_list: list[Any]
 
     def __init__(
         self,
@@ -94,7 +95,11 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
     def preempt_to_schedule(self, req: Req) -> bool:
         """With ``--enable-priority-scheduling``, make room for a request when no row is free. Return True if it can be
         added. Call `note_lack` if it cannot, even as the first long request beside short ones."""
+        # A turn of a streaming session that is preempted leaves its row to the session, so that no row is free.
+        turns = [r for r in self.running_batch.reqs if r.session is not None and r.session.streaming]
+        self.preempt_list = [*self.preempt_list, *turns]
         found: bool = super().preempt_to_schedule(req)
+        self.preempt_list = [r for r in self.preempt_list if r not in turns]
         if not found and self._only_short():
             self._note_lack(0)
         return found

@@ -33,7 +33,7 @@ SETUPS = tuple(
 )
 PRIORITIES = Setup(
     "colocated-rows-priorities",
-    (*LAPS, *FREQUENT_PAUSES, *ROWS, "--enable-priority-scheduling"),
+    (*LAPS, *FREQUENT_PAUSES, *ROWS, "--enable-priority-scheduling", "--enable-streaming-session"),
     shape=SHAPE,
     mode="null",
 )
@@ -242,3 +242,26 @@ def test_beams_of_paused_prompts_find_rows(prefill: Prefill, reference: Referenc
         return bool(prefill.get("/laps_status")["preemption"]["by_short_batches"] > before)
 
     repeat_until(attempt, "short requests run in a pause")
+
+
+@run_on(PRIORITIES)[0]
+def test_turns_of_sessions_are_not_preempted(prefill: Prefill, reference: Reference) -> None:
+    """A turn of a streaming session leaves its row to the session; SGLang gives the row away and ends the server."""
+
+    async def scenario(turns: list[Request], others: list[Request]) -> None:
+        async with load.session() as http:
+            for a in turns:
+                body = {"capacity_of_str_len": 100_000, "session_id": a.rid, "streaming": True}
+                async with http.post(prefill.server.url + "/open_session", json=body) as reply:
+                    assert reply.status == 200, await reply.text()
+                a.session = {"id": a.rid, "rid": None}
+            await send_all_at_their_times(prefill, [*turns, *others])
+            for a in turns:
+                async with http.post(prefill.server.url + "/close_session", json={"session_id": a.rid}) as reply:
+                    assert reply.status == 200, await reply.text()
+
+    turns = [Request(f"turn-{i}-x", random_prompt(9900 + i, 60), 120, 0.0) for i in range(RUNNING // 2)]
+    others = [Request(f"above-{i}-x", random_prompt(9950 + i, 30), 4, 0.5, priority=100) for i in range(RUNNING)]
+    asyncio.run(scenario(turns, others))
+    require_right_answers([*turns, *others], reference)
+    prefill.require_all_tokens_free()
