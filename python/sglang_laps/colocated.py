@@ -7,7 +7,7 @@ Everything else is as on a prefill server (``pauses``). The rest of SGLang sees 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,17 +54,22 @@ def _coordinates() -> bool:
     return flag is not None and bool(flag.get())
 
 
+def _begun(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
+    """Return `prompts`, which are in progress, and the requests of paused batches, each once."""
+    return list({id(r): r for r in (*prompts, *(r for f in core.under_way for r in f.reqs))}.values())
+
+
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
     """Return the KV tokens that prompts in progress (without the one in `part`) and in paused batches will need for
     their output, by SGLang's estimate for requests that are being decoded."""
-    begun = [*core.chunked.in_progress(scheduler.chunked_req).reqs, *(r for f in core.under_way for r in f.reqs)]
+    begun = _begun(core, core.chunked.in_progress(scheduler.chunked_req).reqs)
     ratio = scheduler.new_token_ratio_tracker.current
 
     def tokens(req: Any) -> float:
         left = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
         return float(left * (1.0 if req.sampling_params.ignore_eos else ratio))
 
-    return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
+    return int(sum(tokens(r) for r in begun if r is not part.slot))
 
 
 def count_parked(scheduler: Scheduler, core: LapsCore) -> None:
@@ -94,8 +99,7 @@ def count_rows(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
     count = scheduler.get_num_allocatable_reqs
 
     def count_all(running_bs: int, beam_width: int | None = None, running_batch: Any = None, **more: Any) -> int:
-        begun = {id(r): r for r in (*builder.begun, *(r for f in core.under_way for r in f.reqs))}
-        others = [r for r in begun.values() if r not in builder.batched]
+        others = [r for r in _begun(core, builder.begun) if r not in builder.batched]
         seen = _Counted(((running_batch or scheduler.running_batch).reqs, others, builder.batched))
         return int(count(running_bs + len(others), beam_width, seen, **more))
 

@@ -143,7 +143,6 @@ class Laps:
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
-            count_parked(scheduler, self.core)
         self.dp_rank: int = get_parallel().dp_rank or 0
         self.receipts = Receipts(self.core, self.dp_rank) if config.receipts and ranks.leader else None
         """Makes receipts; None on ranks that send no answers, and if no receipts are kept."""
@@ -152,6 +151,7 @@ class Laps:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         if colocated:
+            count_parked(scheduler, self.core)
             count_rows(scheduler, self.core, self.builder)
         kind = Colocated if colocated else Pauses
         self.pauses = kind(
