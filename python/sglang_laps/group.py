@@ -132,10 +132,6 @@ class Group:
         if choice is None:
             return nothing
         self._decided = menus, choice
-        self._steps += 1
-        self._waited_s += choice.waits * choice.seconds
-        self._steps_s += choice.seconds
-        self._budget_s = choice.seconds
         picks = planner.picks(choice)
         if not picks:
             return nothing
@@ -146,14 +142,19 @@ class Group:
         tokens = sum(whole_units(n, self._core.page) for _, n in picks)
         return nothing._replace(order=(LONG,), picked=shorts, long=LongBatch(longs, tokens), mixed=bool(shorts))
 
-    def start_step(self) -> int:
-        """Start a step on all ranks; return its number of slices, at least one; 0 if no joint plan was made."""
+    def start_step(self, *, prefills: bool = True) -> int:
+        """Start a step on all ranks; return its number of slices, at least one; 0 if no joint plan was made, or if the
+        ranks only decode (`prefills`), because each rank that should prefill lacks memory."""
         slices, decided, self._decided = self._planner.slices, self._decided, None
-        if decided is None:
+        if decided is None or not prefills:
             return 0
+        menus, choice = decided
+        self._steps += 1
+        self._waited_s += choice.waits * choice.seconds
+        self._steps_s += choice.seconds
+        self._budget_s = choice.seconds
         if slices is None:
             return 1
-        menus, choice = decided
         self._fixed_s = self._planner.step_s(menus)
         self._preemptions += slices.paused
         return slices.start_step(menus, choice)

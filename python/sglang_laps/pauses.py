@@ -77,7 +77,8 @@ class Pauses:
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
         """Run the enclosed forward pass in slices if the plan asks for slices."""
-        if self._group is not None and (parts := self._group.start_step()):
+        prefills = bool(flight.reqs) or flight.batch.is_extend_in_batch
+        if self._group is not None and (parts := self._group.start_step(prefills=prefills)):
             with self._together(self._group, flight, parts):
                 yield
             return

@@ -46,10 +46,9 @@ class Steps:
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:
         """Measure the enclosed forward pass if it is a decode step."""
-        if self._group is not None:
-            self._group.start_step()
-        # A plan of all ranks has no prefill if each rank that should prefill lacks memory.
         decode, beside = self._core.decode, bool(batch.reqs) and batch.is_extend_in_batch
+        if self._group is not None:
+            self._group.start_step(prefills=beside)
         # If other ranks prefill, SGLang can run this step as a prefill of one token for each request.
         if decode is None or not (beside or batch.forward_mode.is_decode()):
             yield

@@ -128,9 +128,12 @@ def test_dp_rank_without_work_idles_while_other_runs(monkeypatch: pytest.MonkeyP
     world = World(monkeypatch, COST)
     idle, busy = world.round(queues(), queues([], [world.req(500)]))
     assert (idle.order, busy.order) == ((), (LONG,))
+    assert [g.start_step() for g in world.groups] == [1, 1]
     assert [p.order for p in world.round(queues(), queues())] == [(), ()]
-    steps = {g.status()["steps"] for g in world.groups}
-    assert steps == {1}, "nothing ran in the second round"
+    assert [g.start_step() for g in world.groups] == [0, 0], "nothing runs in the second round"
+    world.round(queues(), queues([], [world.req(500)]))
+    assert [g.start_step(prefills=False) for g in world.groups] == [0, 0], "no rank could build a batch"
+    assert {g.status()["steps"] for g in world.groups} == {1}
 
 
 def test_dp_rank_holds_memory_for_guarded_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,8 @@ def test_decode_step_is_beside_prefill_if_a_rank_prefills(prefills: bool) -> Non
     from sglang_laps.steps import Steps
 
     core, alone = cores.make_core(decode=Decode(50.0)), list[Any]()
-    group: Any = SimpleNamespace(start_step=lambda: 1)
+    started: list[bool] = []
+    group: Any = SimpleNamespace(start_step=lambda *, prefills: started.append(prefills))
     steps = Steps(core, None, alone.append, group)
     mode = ForwardMode.DECODE
     batch = SimpleNamespace(reqs=[Request("r")], forward_mode=mode, forward_iter=1, is_extend_in_batch=prefills)
@@ -162,4 +163,17 @@ def test_decode_step_is_beside_prefill_if_a_rank_prefills(prefills: bool) -> Non
         pass
     steps.record_result(batch, None)
     assert core.decode is not None
-    assert (len(alone), core.decode.status()["steps"]) == (0 if prefills else 1, 1)
+    assert (len(alone), core.decode.status()["steps"], started) == (0 if prefills else 1, 1, [prefills])
+
+
+@pytest.mark.parametrize("prefills", [False, True])
+def test_idle_rank_starts_joint_step_only_if_a_rank_prefills(prefills: bool) -> None:
+    from sglang_laps.pauses import Pauses
+
+    started: list[bool] = []
+    pauses: Any = Pauses.__new__(Pauses)
+    pauses._group, pauses._cutter = SimpleNamespace(start_step=lambda *, prefills: started.append(prefills)), None
+    batch = SimpleNamespace(is_extend_in_batch=prefills)
+    with pauses.slicing(SimpleNamespace(reqs=[], batch=batch, layers=0)):
+        pass
+    assert started == [prefills]

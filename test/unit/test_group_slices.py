@@ -115,6 +115,20 @@ def test_preemptions_are_limited_to_saved_ones_plus_time_share() -> None:
     assert 3 < count <= SAVED + time * LapsConfig.preempt_overhead / COST.step_s
 
 
+def test_preemption_that_no_rank_can_build_costs_none() -> None:
+    group = SlicedGroup()
+    add_prompts(group, [[DOCUMENT] * 3] * 4)
+    group.begin()
+    group.slice()
+    group.add(1, 100)
+    for _ in range(2 * SAVED):
+        assert group.open
+        assert group.decide() is not None
+    group.begin()
+    assert group.planners[0].slices is not None
+    assert SAVED - 1 <= group.planners[0].slices._saved < SAVED
+
+
 @settings(deadline=None, max_examples=15)
 @given(seconds=st.lists(st.floats(0.03, 3.0), min_size=1, max_size=4))
 def test_slice_length_is_near_target_and_count_within_layers(seconds: list[float]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from laps_core.config import LapsConfig
-from laps_core.group.choice import Choice, at, choose
+from laps_core.group.choice import Choice, choose
 from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.menu import LADDER, NO_DECODE_DUE, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
@@ -119,9 +119,8 @@ class GroupPlanner:
             self._guard.reset()
         if choice is None or not longs:
             return choice
-        slices = None if choice.oldest else self.slices
-        if slices is not None and slices.take_shorts_first(menus, choice, fixed_s=fixed_s, padded=padded):
-            choice = at(menus, 0, oldest=False, padded=padded)
+        if self.slices is not None and not choice.oldest:
+            choice = self.slices.shorts_first(menus, choice, fixed_s=fixed_s, padded=padded)
         self._guard.record_batch(choice.seconds, oldest=choice.oldest)
         return choice
 

@@ -48,6 +48,8 @@ class Slices:
         self._slice_s, self._overhead = slice_s, overhead
         self._paused: list[_Paused] = []
         self._saved = float(SAVED)
+        self._preempts: Choice | None = None
+        """Step that was chosen as a preemption; it counts as one when it starts: perhaps no rank can build it."""
 
     @property
     def paused(self) -> bool:
@@ -61,6 +63,7 @@ class Slices:
 
     def start_step(self, menus: Sequence[Menu], choice: Choice) -> int:
         """Start a step; return its number of slices."""
+        self._saved, self._preempts = self._saved - (choice == self._preempts), None
         long = choice.seconds > 2.0 * self._slice_s
         parts = min(self._layers, max(2, int(choice.seconds / self._slice_s))) if long else 1
         weight = sum(menu.levels[choice.level].weight for menu in menus)
@@ -96,16 +99,16 @@ class Slices:
                 best, gain = k, now
         if best is None:
             return None
-        self._saved -= 1.0
-        return at(menus, best, oldest=False, padded=padded)
+        self._preempts = at(menus, best, oldest=False, padded=padded)
+        return self._preempts
 
-    def take_shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
-        """Return True (and use a saved preemption) if a level 0 step, for short requests, pays before `choice`."""
+    def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> Choice:
+        """Return a level 0 step, for short requests, if that pays before `choice` and may preempt it; else `choice`."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
-            return False
+            return choice
         mine = sum(menu.waits.shorts for menu in menus)
         others = sum(menu.waits.weight for menu in menus) - mine
         if mine * (choice.seconds - first_s) <= others * fixed_s * AHEAD:
-            return False
-        self._saved -= 1.0
-        return True
+            return choice
+        self._preempts = at(menus, 0, oldest=False, padded=padded)
+        return self._preempts
