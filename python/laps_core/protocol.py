@@ -166,7 +166,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     model: Coefficients | None = None
     """Latency model of the server; None if unknown, and for a router."""
     longest: Count | None = None
-    """Tokens of the longest prompt that the server's KV memory can hold; None if unknown."""
+    """Tokens of the longest prompt that the server takes; None if unknown."""
     holds: Count | None = None
     """Tokens that the prefix cache (of each rank) can hold, including host memory; None if unknown."""
     pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET

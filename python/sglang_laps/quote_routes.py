@@ -52,6 +52,9 @@ def _read(query: Mapping[str, str], body: bytes | None) -> tuple[list[Ask], int 
 
 def answer(status: dict[str, Any], asked: list[Ask], rank: int | None, age_s: float, *, one: bool) -> tuple[int, bytes]:
     """Return HTTP status and body of the answer. `one`: answer with the only quote instead of ``Quotes``."""
+    longest, tokens = status.get("longest"), max((ask.new + ask.cached for ask in asked), default=0)
+    if longest is not None and tokens > longest:
+        return error(400, f"a prompt of {tokens} tokens: the server takes at most {longest}")
     found = [None if s is None else msgspec.convert(s, QuoteState) for s in states(status)]
     if rank is not None and not 0 <= rank < len(found):
         return error(400, f"{RANK} {rank}: there are {len(found)}")

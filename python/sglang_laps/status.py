@@ -69,7 +69,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
             load=load,
             lengths=lengths,
             model=model,
-            longest=int(scheduler.max_total_num_tokens),
+            longest=int(scheduler.max_req_input_len) - 1,
             holds=_holds(scheduler),
         ).as_dict(),
         "config": config.as_dict(),

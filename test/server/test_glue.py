@@ -208,6 +208,7 @@ def test_status_query_changes_no_state(mixin: Any, quotes: bool) -> None:
         "laps_config": config,
         "tp_worker": SimpleNamespace(model_runner=SimpleNamespace()),
         "max_total_num_tokens": 4096,
+        "max_req_input_len": 4090,
         "tree_cache": SimpleNamespace(disable=False),
         "waiting_queue": [
             req("cached", 9000, Tag(1e-9, 1e-9, None, new_tokens=40)),

@@ -181,6 +181,9 @@ def test_http_process_answers_quotes_from_status() -> None:
     assert code == 200
     assert one["class"] == LONG
     assert 0.0 < one["low_ms"] <= one["ttft_ms"] <= one["high_ms"] <= one["bound_ms"]
+    code, refused = ask({**status(100), "longest": 31_199}, new=1200, cached=30_000)
+    assert (code, refused["error"]["message"]) == (400, "a prompt of 31200 tokens: the server takes at most 31199")
+    assert ask({**status(100), "longest": 31_200}, new=1200, cached=30_000)[0] == 200
     code, many = ask(status(100), one=False)
     assert (code, len(many["quotes"]), many["age_s"]) == (200, 1, 0.04)
 
