@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 
+LOOK_S = 1e-4
+"""Time for which a pause looks whether grammars are ready (seconds); SGLang waits 5 ms for them before each batch."""
+
+
 class Builder:
     """Builder of one scheduler's batches."""
 
@@ -51,13 +55,11 @@ class Builder:
         self.adder: Any = None
         """Factory of the PrefillAdder while SGLang builds from a part; None at other times."""
         self.joined: list[Any] = []
-        """Requests that SGLang queued during a build because their grammar became ready. No plan has seen them yet."""
+        """Requests that SGLang queued during a build because others preempted them. No plan has seen them yet."""
         self.begun: list[Any] = []
         """Prompts in progress at the last plan. During a build, the slot does not show which prompts these are."""
         self.batched: list[Any] = []
         """Requests of the batch that is being built."""
-        self._looked = False
-        """True if SGLang has looked at the waiting grammars in this round."""
         # SGLang's builder logs the waiting tokens but sees only a part of the queue, so _built counts them afterwards.
         # Parked prompts count together with the prompt in the slot.
         self._loads: Any = replace(
@@ -74,7 +76,8 @@ class Builder:
     ) -> NextBatchPlan:
         """Decide on a batch and build it. `paused`: batch paused meanwhile. `beside`: a step of all ranks is paused."""
         sched, core, beside = self._scheduler, self._core, beside or paused is not None
-        self.joined, self._looked = [], False
+        self.joined = []
+        self._take_in_grammars(beside)
         queues = core.view_queues(sched.waiting_queue, sched.chunked_req)
         self.begun = queues.begun
         if core.decode is not None:
@@ -91,10 +94,17 @@ class Builder:
                 self._record_decision(plan, queues, paused=beside, built=True)
                 return built
         self._record_decision(plan, queues, paused=beside, built=False)
-        # SGLang's builder also polls the grammar queue, so call it in every round.
-        built = built or self.build_part(Part(SHORT, []), running_batch)[0]
-        again = self.joined and self._group is None and self._ranks.stages == 1
-        return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
+        return built or self.build_part(Part(SHORT, []), running_batch)[0]
+
+    def _take_in_grammars(self, beside: bool) -> None:
+        """Queue the requests whose grammars are ready, as SGLang's builder does: here the plan and the limit of
+        --max-queued-requests see the whole queue."""
+        sched, manager = self._scheduler, self._scheduler.grammar_manager
+        if manager.has_waiting_grammars():
+            with _looking(manager) if beside else nullcontext():
+                ready = manager.get_ready_grammar_requests()
+            for req in ready:
+                sched._add_request_to_queue(req)
 
     def _count_streams(self, running: ScheduleBatch) -> int:
         """Return the number of streams that may step. A lone stream waits if it would take memory that prompts in
@@ -153,9 +163,8 @@ class Builder:
 
         self.adder = considering
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
-        looked, self._looked = self._looked, True
         try:
-            with _mixing(sched) if rows else nullcontext(), _without_grammars(sched) if looked else nullcontext():
+            with _mixing(sched) if rows else nullcontext(), _without_grammars(sched):
                 built = self._stock(running_batch)
         finally:
             self.adder = None
@@ -186,9 +195,21 @@ class Builder:
 
 
 @contextmanager
+def _looking(manager: Any) -> Iterator[None]:
+    """Let SGLang only look at the waiting grammars, which neither takes time nor counts as a wait for them."""
+    wait_s, manager.SGLANG_GRAMMAR_POLL_INTERVAL = manager.SGLANG_GRAMMAR_POLL_INTERVAL, LOOK_S
+    try:
+        yield
+    finally:
+        manager.SGLANG_GRAMMAR_POLL_INTERVAL = wait_s
+        for req in manager.grammar_queue:
+            req.grammar_wait_ct -= 1
+
+
+@contextmanager
 def _without_grammars(sched: Scheduler) -> Iterator[None]:
-    """Hide the requests that wait for their grammars from SGLang, which looks at them in each call. Pipeline stages
-    tell each other once a round which grammars are ready: the first stage would wait for the next one forever."""
+    """Hide the requests that wait for their grammars from SGLang, which looks at them in each call: a request would be
+    queued behind the plan. Pipeline stages tell each other once a round which grammars are ready."""
     manager = sched.grammar_manager
     waiting, manager.grammar_queue = manager.grammar_queue, []
     try:

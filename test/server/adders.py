@@ -110,6 +110,27 @@ def fill_batch(make: Any, cache: Cache, queue: list[Any], chunk: int, chunked_re
     return adder, adder.new_chunked_req or chunked
 
 
+class Grammars:
+    """SGLang's requests that wait for their grammars, and those whose grammars are `ready`."""
+
+    SGLANG_GRAMMAR_POLL_INTERVAL = 0.005
+
+    def __init__(self) -> None:
+        self.grammar_queue: list[Any] = []
+        self.ready: list[Any] = []
+        self.looked_s: list[float] = []
+
+    def has_waiting_grammars(self) -> bool:
+        return bool(self.grammar_queue or self.ready)
+
+    def get_ready_grammar_requests(self) -> list[Any]:
+        self.looked_s.append(self.SGLANG_GRAMMAR_POLL_INTERVAL)
+        for req in self.grammar_queue:
+            req.grammar_wait_ct += 1
+        ready, self.ready = self.ready, []
+        return ready
+
+
 @dataclass(frozen=True)
 class LoadInquirer:
     """SGLang's counter of waiting tokens."""

@@ -72,24 +72,51 @@ def test_short_batch_ignores_chunk_size_of_long_batch() -> None:
     assert seen == [512]
 
 
-def test_grammar_ready_request_waits_for_next_plan(mixin: Any) -> None:
+def test_request_preempted_during_build_waits_for_next_plan(mixin: Any) -> None:
     """SGLang queues the request while it builds a batch. A long request must not join a batch of short ones."""
-    ready, shown = Request("g", 3000), []
+    preempted, shown = Request("p", 3000), []
 
     def stock(running: Any) -> Any:
         shown.append(list(scheduler.waiting_queue))
         if len(shown) == 1:
-            scheduler._add_request_to_queue(ready)
+            scheduler._add_request_to_queue(preempted)
         return SimpleNamespace(running_batch=running, batch_to_run=None)
 
     queue = {"_add_request_to_queue": lambda self, req, is_retracted: self.waiting_queue.append(req)}
     waiting: list[Request] = []
     scheduler: Any = type("Me", (SchedulerFields, mixin, type("Stock", (), queue)), {})(waiting, stock=stock)
     scheduler.laps.colocated, scheduler.disagg_prefill_inflight_queue = None, []
-    scheduler.laps.builder.build(None)
-    assert shown == [[], [ready]]
-    assert scheduler.waiting_queue == [ready]
-    assert scheduler.laps.core.classes.class_of(ready) == LONG
+    for _ in range(2):
+        scheduler.laps.builder.build(None)
+        assert scheduler.waiting_queue == [preempted]
+    assert shown == [[], [preempted]]
+    assert scheduler.laps.core.classes.class_of(preempted) == LONG
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_ready_grammars_join_whole_queue_before_plan(beside: bool) -> None:
+    """SGLang compares the queue with --max-queued-requests then. It waits for grammars, except in a pause."""
+    one, ready, waits = Request("s", 30), Request("g", 30), SimpleNamespace(grammar_wait_ct=3)
+    shown: list[Any] = []
+
+    def stock(running: Any) -> Any:
+        shown.append((list(scheduler.waiting_queue), scheduler.grammar_manager.grammar_queue))
+        return SimpleNamespace(running_batch=running, batch_to_run=None)
+
+    def add(req: Any) -> None:
+        assert scheduler.waiting_queue == [one]
+        scheduler.waiting_queue.append(req)
+
+    scheduler: Any = SchedulerFields([one], stock=stock)
+    scheduler._add_request_to_queue, scheduler.disagg_prefill_inflight_queue = add, []
+    scheduler.laps.core.decide = lambda *_, **__: Plan((SHORT, LONG), picked=(0, 1), long=LongBatch(()))
+    grammars = scheduler.grammar_manager
+    grammars.grammar_queue, grammars.ready = [waits], [ready]
+    scheduler.laps.builder.build(None, beside=beside)
+    assert shown == [([one, ready], []), ([], [])]
+    assert grammars.grammar_queue == [waits]
+    assert (grammars.looked_s, waits.grammar_wait_ct) == (([1e-4], 3) if beside else ([0.005], 4))
+    assert grammars.SGLANG_GRAMMAR_POLL_INTERVAL == 0.005
 
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])

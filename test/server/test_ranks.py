@@ -132,7 +132,7 @@ def test_stages_with_different_work_raise_instead_of_waiting(monkeypatch: pytest
 
 def test_waiting_grammars_are_looked_at_once_in_each_round() -> None:
     """In a second look, the first of two pipeline stages would wait for the other stage forever."""
-    seen: list[list[str]] = []
+    seen: list[list[Any]] = []
 
     def stock(running: Any) -> Any:
         seen.append(scheduler.grammar_manager.grammar_queue)
@@ -140,11 +140,13 @@ def test_waiting_grammars_are_looked_at_once_in_each_round() -> None:
 
     scheduler: Any = SchedulerFields([Request("s", 30), Request("L", 3000)], stock=stock)
     scheduler.laps.core.decide = lambda *_, **__: Plan((SHORT, LONG), picked=(0,), long=LongBatch((0,)))
-    scheduler.disagg_prefill_inflight_queue, scheduler.grammar_manager.grammar_queue = [], ["g"]
+    waits = SimpleNamespace(grammar_wait_ct=0)
+    scheduler.disagg_prefill_inflight_queue, scheduler.grammar_manager.grammar_queue = [], [waits]
     for _ in range(2):
         scheduler.laps.builder.build(None)
-    assert seen == [["g"], []] * 2
-    assert scheduler.grammar_manager.grammar_queue == ["g"]
+    assert seen == [[]] * 4
+    assert scheduler.grammar_manager.grammar_queue == [waits]
+    assert waits.grammar_wait_ct == 2
 
 
 @pytest.mark.parametrize("prefills", [False, True])

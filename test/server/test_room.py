@@ -14,7 +14,7 @@ from laps_core.policy.types import LongBatch, Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, LoadInquirer, adder, fill_batch, make_builder, make_request
+from .adders import Cache, Grammars, LoadInquirer, adder, fill_batch, make_builder, make_request
 
 __all__ = ["adder"]
 POOL = 4096
@@ -37,7 +37,7 @@ class Stock:
         self.chunked_req: Any = None
         self.disagg_prefill_inflight_queue: list[Any] = []
         self.load_inquirer = LoadInquirer()
-        self.grammar_manager = SimpleNamespace(grammar_queue=[])
+        self.grammar_manager = Grammars()
 
     def get_prefill_adder_class(self) -> Any:
         from sglang.srt.managers.schedule_policy import PrefillAdder
