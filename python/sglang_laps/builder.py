@@ -54,6 +54,8 @@ class Builder:
         self._group, self._ahead, self._mixes, self._receipts = group, ahead, mixes, receipts
         self.adder: Any = None
         """Factory of the PrefillAdder while SGLang builds from a part; None at other times."""
+        self.waiting: list[Any] = scheduler.waiting_queue
+        """All waiting requests, as of the last build. During a build, SGLang's queue does not show all."""
         self.joined: list[Any] = []
         """Requests that SGLang queued during a build because others preempted them. No plan has seen them yet."""
         self.begun: list[Any] = []
@@ -162,6 +164,7 @@ class Builder:
             return made
 
         self.adder = considering
+        self.waiting = waiting
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
             with _mixing(sched) if rows else nullcontext(), _without_grammars(sched):

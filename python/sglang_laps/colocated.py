@@ -54,7 +54,7 @@ def _coordinates() -> bool:
     return flag is not None and bool(flag.get())
 
 
-def _begun(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
+def started(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
     """Return `prompts`, which are in progress, and the requests of paused batches, each once."""
     return list({id(r): r for r in (*prompts, *(r for f in core.under_way for r in f.reqs))}.values())
 
@@ -62,7 +62,7 @@ def _begun(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
     """Return the KV tokens that prompts in progress (without the one in `part`) and in paused batches will need for
     their output, by SGLang's estimate for requests that are being decoded."""
-    begun = _begun(core, core.chunked.in_progress(scheduler.chunked_req).reqs)
+    begun = started(core, core.chunked.in_progress(scheduler.chunked_req).reqs)
     ratio = scheduler.new_token_ratio_tracker.current
 
     def tokens(req: Any) -> float:
@@ -99,7 +99,7 @@ def count_rows(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
     count = scheduler.get_num_allocatable_reqs
 
     def count_all(running_bs: int, beam_width: int | None = None, running_batch: Any = None, **more: Any) -> int:
-        others = [r for r in _begun(core, builder.begun) if r not in builder.batched]
+        others = [r for r in started(core, builder.begun) if r not in builder.batched]
         seen = _Counted(((running_batch or scheduler.running_batch).reqs, others, builder.batched))
         return int(count(running_bs + len(others), beam_width, seen, **more))
 

@@ -106,6 +106,16 @@ SEAMS: tuple[Seam, ...] = (
     *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", None),
     Seam(f"{_SCHEDULER}.[invariant_checker]", "set", "colocated", None),
+    Seam(f"{_SCHEDULER}.[request_receiver]", "set", "whole_view", None),
+    Seam(
+        "lora.lora_drainer.LoRADrainer.update_draining_state", "set", "whole_view", "self, waiting_queue, running_reqs"
+    ),
+    Seam(
+        "managers.schedule_policy.SchedulePolicy._touch_waiting_prefixes",
+        "set",
+        "whole_view",
+        "self, policy, waiting_queue",
+    ),
     Seam(f"{_SCHEDULER}.[_sched_idled]", "used", "pauses", None),
     Seam(f"{_SCHEDULER}.[total_prefill_busy_us]", "set", "counters", None),
     Seam(f"{_REPORTER}.[num_generated_tokens]", "used", "counters", None),

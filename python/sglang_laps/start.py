@@ -23,7 +23,7 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import group, saved_model, slices
+from sglang_laps import group, saved_model, slices, whole_view
 from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
@@ -150,6 +150,7 @@ class Laps:
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
+        whole_view.show(scheduler, self.core, self.builder)
         if colocated:
             count_parked(scheduler, self.core)
             count_rows(scheduler, self.core, self.builder)

@@ -105,7 +105,7 @@ def test_permanently_set_attributes_are_in_table() -> None:
     setting = re.compile(
         r"\b(?:\w*runner(?:\.(?:attn_backend|eager_runner))?|attention|scheduler|manager|mooncake\.\w+"
         r"|module(?:\.DraftBackendFactory)?|dp_attention|forward_batch_info|logits_processor"
-        r"|layer|fused_moe_native|operations_strategy)\.(\w+) = "
+        r"|layer|fused_moe_native|operations_strategy|drainer|policy)\.(\w+) = "
     )
     found = {name for text in SOURCES.values() for name in setting.findall(text) if not name.startswith("laps_")}
     assert found == {name.rpartition(".")[2].strip("[]") for name in seams_of_use("set")}
