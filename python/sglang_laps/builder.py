@@ -62,6 +62,8 @@ class Builder:
         """Prompts in progress at the last plan. During a build, the slot does not show which prompts these are."""
         self.batched: list[Any] = []
         """Requests of the batch that is being built."""
+        self.note_lack: Callable[[int], None] = lambda _: None
+        """Called with the KV tokens that the first long request of the batch lacks; 0: it lacks rows."""
         # SGLang's builder logs the waiting tokens but sees only a part of the queue, so _built counts them afterwards.
         # Parked prompts count together with the prompt in the slot.
         self._loads: Any = replace(
@@ -145,7 +147,7 @@ class Builder:
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
         limit = None if part.whole else part.limit(core.unit, core.page)
         # Short requests wait for memory as in stock SGLang.
-        note_lack = self._note_lack if part.cls == LONG else lambda _: None
+        self.note_lack = note_lack = self._note_lack if part.cls == LONG else lambda _: None
         rows = streams(running_batch) if part.carries and running_batch is not None else 0
         if part.tokens and part.cls == LONG and full_chunk and not getattr(sched, "enable_staging", False):
             sched.chunked_prefill_size = min(part.tokens + rows, full_chunk)

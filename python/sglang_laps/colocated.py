@@ -95,13 +95,17 @@ class _Counted:
 
 def count_rows(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
     """Have SGLang count the requests of paused batches and parked prompts as running, and keep rows free for the beams
-    of these and of the batch that is being built. A beam search takes a row per beam when its prompt is prefilled."""
+    of these and of the batch that is being built. A beam search takes a row per beam when its prompt is prefilled; the
+    first long one for which too few are free is waited for, or others would take each row that becomes free."""
     count = scheduler.get_num_allocatable_reqs
 
     def count_all(running_bs: int, beam_width: int | None = None, running_batch: Any = None, **more: Any) -> int:
         others = [r for r in started(core, builder.begun) if r not in builder.batched]
         seen = _Counted(((running_batch or scheduler.running_batch).reqs, others, builder.batched))
-        return int(count(running_bs + len(others), beam_width, seen, **more))
+        allowed = int(count(running_bs + len(others), beam_width, seen, **more))
+        if beam_width is not None and allowed <= 0 and not builder.batched:
+            builder.note_lack(0)
+        return allowed
 
     scheduler.get_num_allocatable_reqs = count_all
 

@@ -120,6 +120,27 @@ def test_ready_grammars_join_whole_queue_before_plan(beside: bool) -> None:
 
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])
+def test_long_prompt_is_waited_for_that_lacks_rows_for_its_beams(cls: Any) -> None:
+    """SGLang's builder ends at such a prompt, without a word. A short one waits as in stock SGLang."""
+    from sglang_laps.colocated import count_rows
+
+    def build(_: Any) -> None:
+        assert scheduler.get_num_allocatable_reqs(2, running_batch=running) == 3, "rows without beams"
+        assert not core.lacking
+        assert scheduler.get_num_allocatable_reqs(2, 4, running_batch=running) == 0
+
+    running, wide = SimpleNamespace(reqs=[], batch_is_full=False), Request("beams")
+    scheduler: Any = SchedulerFields([wide], stock=build)
+    core, scheduler.running_batch = scheduler.laps.core, running
+    scheduler.get_num_allocatable_reqs = lambda running_bs, width, batch: (
+        5 - running_bs if width is None else 3 // width
+    )
+    count_rows(scheduler, core, scheduler.laps.builder)
+    scheduler.laps.builder.build_part(Part(cls, [wide], whole=False), None)
+    assert core.lacking == (cls == LONG)
+
+
+@pytest.mark.parametrize("cls", [SHORT, LONG])
 def test_chunked_request_in_whole_batch_raises_and_restores_queue(cls: Any) -> None:
     one, held = Request("s"), Request("P", 900, done=100)
     whole = [one]
