@@ -8,6 +8,7 @@ from typing import Any
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
 from sglang_laps import deadlines, fatal, seams
+from sglang_laps.support import resolved
 
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
 """Method that checks every request once its prompt is token ids; requests of a batch are checked one by one."""
@@ -39,4 +40,6 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
     if manager.server_args.enable_custom_logit_processor:
         fatal.require_processor(obj)
     fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)
-    return original(manager, obj, input_ids)
+    result = original(manager, obj, input_ids)
+    fatal.require_positions(obj, input_ids, resolved(manager.server_args))  # SGLang may have truncated the ids
+    return result

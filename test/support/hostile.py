@@ -15,6 +15,7 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "overrides": ({"positional_embed_overrides": [[1]]}, {}),
     "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
     "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),
+    "positions": ({**LOGPROBS, "token_ids_logprob": [7], "token_indices_to_pool": [100]}, {"max_new_tokens": 0}),
     "top_k": ({}, {"top_k": 10**12}),
     "stop ids": ({}, {"stop_token_ids": [10**9], "min_new_tokens": 1}),
     "processor": ({"custom_logit_processor": "of no class"}, {}),
