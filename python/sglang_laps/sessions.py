@@ -1,7 +1,4 @@
-"""Sessions with pictures, video or sound, closed by a client or by their time limit while their prompts are not done.
-
-SGLang then frees what the encoder still has to read, and the encoder ends the server.
-"""
+"""Sessions: what SGLang keeps for them must not change, or go, before its time."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ CLOSE = "session.session_controller.SessionController._close"
 
 def close_when_encoded(close: Callable[[Any, str], None], controller: Any, session_id: str) -> None:
     """Wrap SGLang's method: close a session whose prompts still need their pictures when these prompts have ended.
-    Until then, SGLang refuses new prompts of this session."""
+    Until then, SGLang refuses new prompts of this session. SGLang would free what the encoder still has to read, and
+    the encoder would end the server."""
     session = controller.sessions[session_id]
     if any(_needs_pictures(node.req) for node in session.req_nodes.values()):
         session.close_on_finish = True
@@ -23,3 +21,14 @@ def close_when_encoded(close: Callable[[Any, str], None], controller: Any, sessi
 
 def _needs_pictures(req: Any) -> bool:
     return req.multimodal_inputs is not None and not req.finished()
+
+
+def kept_tokens(tree_cache: Any, req: Any) -> int | None:
+    """Return the tokens of the history that a streaming session keeps for this turn; None = it keeps none.
+
+    SGLang's lookup would lend the turn the memory of the session already, and cut it where log-probabilities are asked
+    for; SGLang itself drops this wish first.
+    """
+    session = req.session
+    slot = tree_cache.session.slots.get(session.session_id) if session is not None and session.streaming else None
+    return int(slot.kv.kv_committed_len) if slot is not None and slot.kv.holds_kv else None

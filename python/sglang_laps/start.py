@@ -23,7 +23,7 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import group, saved_model, slices, whole_view
+from sglang_laps import group, saved_model, sessions, slices, whole_view
 from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
@@ -114,6 +114,8 @@ class Laps:
         def cached(req: Any) -> int:
             if req.positional_embed_overrides is not None:
                 return 0
+            if (kept := sessions.kept_tokens(scheduler.tree_cache, req)) is not None:
+                return kept
             # With the limit of the start: a model with states finds only prefixes of some lengths.
             match_kv_cache(req, scheduler.tree_cache, max_prefix_len=req._compute_max_prefix_len(req.seqlen))
             return int(req.num_matched_prefix_tokens)

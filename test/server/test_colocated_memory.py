@@ -4,7 +4,10 @@ a limit of running requests."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import http_load as load
@@ -12,6 +15,7 @@ import pytest
 from rounds import repeat_until
 from served import HICACHE as PLUGIN
 from served import LAPS, Prefill, Reference, Setup, random_prompt, run_on
+from ties import TIE
 
 from benchmark.rig import devices
 
@@ -165,6 +169,37 @@ def test_session_turns_continue_from_history(prefill: Prefill, reference: Refere
         return steps_in_pauses(prefill) > before
 
     repeat_until(attempt, "a step runs in a pause")
+
+
+@contextmanager
+def open_streaming_session(prefill: Prefill, name: str) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Provide a function that sends a turn of a streaming session and returns status and answer."""
+    about = {"capacity_of_str_len": 100_000, "session_id": name, "streaming": True}
+    assert prefill.post("/open_session", about)[0] == 200
+
+    def send(prompt: list[Any], **more: Any) -> tuple[int, str]:
+        sampling = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "session_params": {"id": name}}
+        return prefill.post("/generate", {**body, **more})
+
+    yield send
+    assert prefill.post("/close_session", {"session_id": name})[0] == 200
+    prefill.require_all_tokens_free()
+
+
+@run_on(*SETUPS)[0]
+def test_log_probabilities_of_a_turn_start_after_its_history(prefill: Prefill, reference: Reference) -> None:
+    """SGLang ignores where a streaming session asks for them to start; a lookup from there ended the server."""
+    said: list[int] = []
+    with open_streaming_session(prefill, f"start-{prefill.setup.name}") as send:
+        for n in range(2):
+            said += random_prompt(5000 + n, 300)
+            status, text = send(said[-300:], return_logprob=True, logprob_start_len=0)
+            assert status == 200, text
+            answer = json.loads(text)
+            assert reference.shortfall(said, answer["output_ids"]) <= TIE
+            assert len(answer["meta_info"]["output_token_logprobs"]) == 5
+            said += answer["output_ids"]
 
 
 @run_on(*SETUPS)[0]
