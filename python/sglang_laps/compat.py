@@ -47,6 +47,9 @@ RELEASES: dict[str, Release] = {
             f"{_SCHEDULER}.maybe_send_cached_prefix_chunk": "self, req",
             f"{_SCHEDULER}.get_num_allocatable_reqs": "self, running_bs, beam_width=, running_batch=",
             f"{_LOOPS}.event_loop_overlap_disagg_prefill": "7daecdd84fba",
+            "session.session_controller.Session.create_req": (
+                "self, req, tokenizer, vocab_size, eos_token_ids=, disagg_mode="
+            ),
             "utils.device_timer.DeviceTimer.wrap": "62ee7bc99632",
         },
         guards_early_send=False,

@@ -60,6 +60,7 @@ def _load() -> None:
     transfers.set_environment()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     seams.hook(sessions.CLOSE, sessions.close_when_encoded, "AROUND")
+    seams.hook(sessions.CREATE, sessions.set_apart_if_refused, "AFTER")
     graphs.install(config)
     if config.receipts:
         moments.hook_senders()

@@ -129,6 +129,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", None),
     Seam(_PENALTIES, "hooked", "penalties", "self"),
     Seam("session.session_controller.SessionController._close", "hooked", "sessions", "self, session_id"),
+    Seam(
+        "session.session_controller.Session.create_req",
+        *("hooked", "sessions", "self, req, tokenizer, vocab_size, eos_token_ids=, disagg_mode=, req_factory="),
+    ),
     Seam("session.streaming_session.StreamingSession.[slots]", "used", "sessions", None),
     Seam(
         "sampling.penaltylib.orchestrator._BatchedPenalizer.cumulate_output_tokens",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 CLOSE = "session.session_controller.SessionController._close"
+CREATE = "session.session_controller.Session.create_req"
 
 
 def close_when_encoded(close: Callable[[Any, str], None], controller: Any, session_id: str) -> None:
@@ -21,6 +22,14 @@ def close_when_encoded(close: Callable[[Any, str], None], controller: Any, sessi
 
 def _needs_pictures(req: Any) -> bool:
     return req.multimodal_inputs is not None and not req.finished()
+
+
+def set_apart_if_refused(req: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take a turn that its streaming session has refused out of the session, after SGLang's method. At the end of the
+    turn SGLang would let the session take in the next one, also while another runs, or give its memory to both."""
+    if session.streaming and req.to_finish is not None:
+        req.session = None
+    return req
 
 
 def kept_tokens(tree_cache: Any, req: Any) -> int | None:

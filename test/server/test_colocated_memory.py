@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -200,6 +201,30 @@ def test_log_probabilities_of_a_turn_start_after_its_history(prefill: Prefill, r
             assert reference.shortfall(said, answer["output_ids"]) <= TIE
             assert len(answer["meta_info"]["output_token_logprobs"]) == 5
             said += answer["output_ids"]
+
+
+@run_on(*SETUPS)[0]
+def test_turns_that_a_streaming_session_refuses_leave_it_as_it_was(prefill: Prefill, reference: Reference) -> None:
+    """SGLang gave the first row of a session to two turns at once, and took in a turn beside another after a refusal;
+    either can end the server."""
+    first, second = random_prompt(5100, 50), random_prompt(5101, 60)
+    with open_streaming_session(prefill, f"refused-batch-{prefill.setup.name}") as send:
+        status, text = send([first, second, first])
+        assert (status, "already has an active request" in text) == (400, True), text
+    with open_streaming_session(prefill, f"refused-{prefill.setup.name}") as send, ThreadPoolExecutor(1) as threads:
+        said = [*first, *json.loads(send(first)[1])["output_ids"], *second]
+        sampling = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}
+        running = threads.submit(send, second, sampling_params=sampling)
+        refused = 0
+        while not prefill.get("/v1/loads?include=core")["loads"][0]["num_running_reqs"] and not running.done():
+            pass
+        while not running.done():
+            status, text = send(first)
+            refused += status == 400
+        assert refused >= 2, "the turn has ended too soon"
+        tokens = json.loads(running.result()[1])["output_ids"]
+        assert len(tokens) == 400
+        assert reference.shortfall(said, tokens) <= TIE
 
 
 @run_on(*SETUPS)[0]
