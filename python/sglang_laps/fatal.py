@@ -65,11 +65,14 @@ def require_positions(obj: Any, ids: Sequence[int] | None, args: Any) -> None:
 
 
 def require_processor(obj: Any) -> None:
-    """Raise ValueError for a logit processor that cannot be read. Call it only on a server that takes processors: to
-    read one is to run the client's code."""
+    """Raise ValueError for a logit processor that cannot be read, or of a beam search, which drops its parameters. Call
+    it only on a server that takes processors: to read one is to run the client's code."""
     processor = getattr(obj, "custom_logit_processor", None)
     if not processor:
         return
+    params = getattr(obj, "sampling_params", None)
+    if isinstance(params, dict) and (params.get("beam_width") or 1) > 1:
+        raise ValueError("custom_logit_processor: not with a beam search (beam_width)")
     try:
         CustomLogitProcessor.from_str(processor)
     except Exception as e:

@@ -1,0 +1,35 @@
+"""Requests that would end a server and are refused, where no server of the tests is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(("sampling", "served"), [({}, True), ({"beam_width": 1}, True), ({"beam_width": 2}, False)])
+def test_logit_processors_of_beam_searches_are_refused(sampling: dict[str, Any], served: bool) -> None:
+    """SGLang's beams have no parameters for their processor, which then fails."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+    from sglang_laps import fatal
+
+    request = SimpleNamespace(
+        custom_logit_processor=DisallowedTokensLogitsProcessor.to_str(),
+        sampling_params={**sampling, "custom_params": {"token_ids": [5]}},
+    )
+    if served:
+        fatal.require_processor(request)
+        return
+    with pytest.raises(ValueError, match="beam"):
+        fatal.require_processor(request)
+
+
+@pytest.mark.parametrize("positions", [[3], [-1], [0, 9], ["a"], [[1]]])
+def test_positions_outside_of_the_prompt_are_refused(positions: list[Any]) -> None:
+    from sglang_laps import fatal
+
+    whole = SimpleNamespace(disable_radix_cache=True, chunked_prefill_size=-1)
+    fatal.require_positions(SimpleNamespace(token_indices_to_pool=[0, 2]), [5, 6, 7], whole)
+    with pytest.raises(ValueError, match="no position in the prompt"):
+        fatal.require_positions(SimpleNamespace(token_indices_to_pool=positions), [5, 6, 7], whole)
