@@ -119,6 +119,8 @@ def mixes(scheduler: Scheduler) -> bool:
         group.why_not(scheduler) is None,
         # A mixed row has no draft tokens.
         not scheduler.spec_algorithm.is_none(),
+        # A row is computed by other kernels than a decode step: the sums would depend on what else is served.
+        execution.deterministic.enable_deterministic_inference,
         execution.kernel.dsa_prefill_backend == "flashmla_sparse_q8",
         execution.features.enable_encoder_swa_bounded_replay,
         getattr(get_parallel(), "enable_megamoe_for_layernorm_sp", False),

@@ -211,3 +211,20 @@ def test_streams_that_return_values_of_each_token_are_not_carried(returned: str)
     assert builder.context(running) == 12
     setattr(running, returned, True)
     assert builder.context(running) is None
+
+
+def test_rows_are_not_carried_if_answers_must_not_depend_on_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_laps import colocated, group
+
+    execution = SimpleNamespace(
+        kernel=SimpleNamespace(dsa_prefill_backend=None),
+        features=SimpleNamespace(enable_encoder_swa_bounded_replay=False),
+        deterministic=SimpleNamespace(enable_deterministic_inference=False),
+    )
+    monkeypatch.setattr(colocated, "get_exec", lambda: execution)
+    monkeypatch.setattr(colocated, "get_parallel", SimpleNamespace)
+    monkeypatch.setattr(group, "why_not", lambda _: "one rank")
+    scheduler: Any = SimpleNamespace(spec_algorithm=SimpleNamespace(is_none=lambda: True), device="cuda")
+    assert colocated.mixes(scheduler)
+    execution.deterministic.enable_deterministic_inference = True
+    assert not colocated.mixes(scheduler)
