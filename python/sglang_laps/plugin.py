@@ -52,6 +52,7 @@ def _load() -> None:
     if wrong := wrong_release():
         refuse(wrong)
     seams.require()
+    from sglang_laps import control
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -61,6 +62,7 @@ def _load() -> None:
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     seams.hook(sessions.CLOSE, sessions.close_when_encoded, "AROUND")
     seams.hook(sessions.CREATE, sessions.set_apart_if_refused, "AFTER")
+    control.hook_scheduler()
     graphs.install(config)
     if config.receipts:
         moments.hook_senders()

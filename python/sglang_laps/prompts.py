@@ -7,7 +7,7 @@ from typing import Any
 
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
-from sglang_laps import deadlines, fatal, seams
+from sglang_laps import control, deadlines, fatal, seams
 from sglang_laps.support import resolved
 
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
@@ -23,6 +23,7 @@ def hook() -> None:
     seams.hook(VALIDATE, validate, "AROUND")
     for method in fatal.RECORDS:
         seams.hook(method, fatal.require_recorder, "BEFORE")
+    control.hook_manager()
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:

@@ -48,6 +48,7 @@ _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
 _MANAGER, _STATS = "managers.tokenizer_manager.TokenizerManager", "observability.req_time_stats"
 _STREAMER = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _REPORTER = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 _RECEIPTS: tuple[Seam, ...] = (
@@ -83,6 +84,17 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_MANAGER}.start_expert_distribution_record", "hooked", "fatal", "self"),
     Seam(f"{_MANAGER}.stop_expert_distribution_record", "hooked", "fatal", "self"),
     Seam(f"{_MANAGER}.dump_expert_distribution_record", "hooked", "fatal", "self"),
+    Seam(f"{_MANAGER}.release_memory_occupation", "hooked", "control", "self, obj, request="),
+    Seam(f"{_MANAGER}.resume_memory_occupation", "hooked", "control", "self, obj, request="),
+    Seam(f"{_MANAGER}._execute_profile", "hooked", "control", "self, req"),
+    Seam(f"{_UPDATER}.release_memory_occupation", "hooked", "control", "self, recv_req"),
+    Seam(f"{_UPDATER}.resume_memory_occupation", "hooked", "control", "self, recv_req"),
+    Seam(
+        "managers.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
+        "hooked",
+        "control",
+        "self, recv_req",
+    ),
     Seam("entrypoints.http_server.app", "used", "http_app, receipt_routes", None),
     Seam("entrypoints.warmup.warmup", "used", "profile", "name"),
     Seam(_SCHEDULER, "replaced", "plugin", "server_args, port_args"),

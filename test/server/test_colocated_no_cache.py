@@ -93,3 +93,33 @@ def test_embeddings_are_refused_by_a_model_that_is_not_in_bfloat16(prefill: Pref
     body = {"input_embeds": [[0.1] * SHAPE.hidden] * 4, "sampling_params": {"max_new_tokens": 1}}
     status, answer = prefill.post("/generate", body)
     assert (status, "bfloat16" in answer) == (400, True), answer
+
+
+def test_control_messages_that_would_end_the_server_are_refused(prefill: Prefill, reference: Reference) -> None:
+    stream = Request("released-x", random_prompt(8500, 60), 120, 0.0)
+
+    async def scenario() -> tuple[int, str]:
+        async with load.session() as http:
+            running = asyncio.ensure_future(stream.stream_answer(http, prefill.server.url))
+            while not (stream.tokens or running.done()):
+                await asyncio.sleep(0.005)
+            async with http.post(prefill.server.url + "/release_memory_occupation", json={}) as reply:
+                refused = reply.status, await reply.text()
+            await running
+        return refused
+
+    status, answer = asyncio.run(scenario())
+    assert (status, "not idle" in answer) == (400, True), answer
+    for route, body, says in (
+        ("/resume_memory_occupation", {"tags": ["weights"]}, "not released: weights"),
+        ("/start_profile", {"profile_by_stage": True}, "num_steps"),
+        ("/start_profile", {"output_dir": "/proc/none"}, "/proc/none"),
+        ("/stop_profile", {}, "not in progress"),
+    ):
+        status, answer = prefill.post(route, body)
+        assert (status, says in answer) == (400, True), (route, answer)
+    for route in ("/release_memory_occupation", "/resume_memory_occupation"):
+        status, answer = prefill.post(route)
+        assert status == 200, answer
+    require_right_answers([stream], reference)
+    prefill.require_all_tokens_free()

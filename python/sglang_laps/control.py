@@ -1,0 +1,87 @@
+"""Control messages that SGLang takes although they end its scheduler: they get an answer here instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import torch
+from fastapi import HTTPException
+from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
+from sglang.srt.managers.io_struct import (
+    ProfileReqOutput,
+    ReleaseMemoryOccupationReqOutput,
+    ResumeMemoryOccupationReqOutput,
+)
+
+from sglang_laps import seams
+
+_MANAGER = "managers.tokenizer_manager.TokenizerManager"
+_UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
+
+
+def hook_scheduler() -> None:
+    """Have the scheduler refuse what would end it."""
+    seams.hook(f"{_UPDATER}.release_memory_occupation", release, "AROUND")
+    seams.hook(f"{_UPDATER}.resume_memory_occupation", resume, "AROUND")
+    seams.hook(f"{_PROFILER}._profile", profile, "AROUND")
+
+
+def hook_manager() -> None:
+    """Have this process tell clients what the scheduler has refused."""
+    seams.hook(f"{_MANAGER}.release_memory_occupation", _told("release_memory_occupation"), "AROUND")
+    seams.hook(f"{_MANAGER}.resume_memory_occupation", _told("resume_memory_occupation"), "AROUND")
+    seams.hook(f"{_MANAGER}._execute_profile", execute_profile, "AROUND")
+
+
+def release(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> Any:
+    """Wrap ``release_memory_occupation``: refuse it while the server is not idle. The reply has no field for an error,
+    so its `rid`, which SGLang does not use, holds the reason."""
+    paused = updater.scheduler is not None and updater.scheduler._engine_paused
+    idle = torch.tensor(int(updater.is_fully_idle(ignore_waiting=paused)))
+    # Data-parallel attention ranks have their own requests, but release memory together.
+    torch.distributed.all_reduce(idle, torch.distributed.ReduceOp.MIN, group=updater.tp_cpu_group)
+    if idle:
+        return original(updater, message)
+    return ReleaseMemoryOccupationReqOutput(rid="the server is not idle: wait for its requests, or abort them")
+
+
+def resume(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> Any:
+    """Wrap ``resume_memory_occupation``: refuse it for memory that was not released."""
+    if kept := sorted(set(message.tags or GPU_MEMORY_ALL_TYPES) - updater.offload_tags):
+        return ResumeMemoryOccupationReqOutput(rid=f"not released: {', '.join(kept)}")
+    return original(updater, message)
+
+
+def profile(original: Callable[[Any, Any], Any], profiler: Any, message: Any) -> Any:
+    """Wrap ``_profile``: answer with the error if SGLang cannot do this. What would fail in a later batch is looked at
+    before: the number of steps, and the folder."""
+    if message.profile_by_stage and not message.num_steps:
+        return ProfileReqOutput(success=False, message="num_steps: missing, and needed for profile_by_stage")
+    try:
+        if message.output_dir is not None:
+            os.makedirs(os.path.expanduser(message.output_dir), exist_ok=True)
+        return original(profiler, message)
+    except Exception as e:
+        return ProfileReqOutput(success=False, message=f"{type(e).__name__}: {e}")
+
+
+def _told(name: str) -> Callable[..., Awaitable[None]]:
+    async def ask(_: Any, manager: Any, message: Any, request: Any = None) -> None:
+        """Replace a method that drops the schedulers' replies: raise ValueError (answered 400) if one has refused."""
+        manager.auto_create_handle_loop()
+        replies = await getattr(manager, f"{name}_communicator")(message)
+        if refused := next((reply.rid for reply in replies if reply.rid), None):
+            raise ValueError(refused)
+
+    return ask
+
+
+async def execute_profile(original: Callable[[Any, Any], Awaitable[Any]], manager: Any, message: Any) -> Any:
+    """Wrap ``_execute_profile``: answer 400 with the reason, not 500 without, if the scheduler has refused."""
+    try:
+        return await original(manager, message)
+    except RuntimeError as e:
+        raise HTTPException(400, str(e)) from None
