@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fastapi import HTTPException
@@ -16,6 +16,11 @@ from sglang.srt.managers.io_struct import (
 )
 
 from sglang_laps import seams
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_laps.core import LapsCore
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -66,6 +71,43 @@ def profile(original: Callable[[Any, Any], Any], profiler: Any, message: Any) ->
         return original(profiler, message)
     except Exception as e:
         return ProfileReqOutput(success=False, message=f"{type(e).__name__}: {e}")
+
+
+class Profiles:
+    """Starts and stops of one scheduler's profiles, one at a time. A profile that stops frees its records. What a batch
+    has entered before still writes to them when it ends, if a new profile runs by then: a new one waits for this."""
+
+    def __init__(self, scheduler: Scheduler, core: LapsCore) -> None:
+        """Replace the methods of SGLang's profiler."""
+        manager: Any = scheduler.profiler_manager
+        self._profiler, self._core, self._stopped = manager, core, False
+        self._start, self._stop = manager._start_profile, manager._stop_profile
+        self._step = manager._profile_batch_predicate
+        manager._start_profile = self.start
+        manager._stop_profile = self.stop
+        manager._profile_batch_predicate = self.step
+
+    def step(self, batch: Any) -> None:
+        """Start or stop a profile, as this batch demands, which is about to run."""
+        self._stopped &= bool(self._core.under_way)
+        self._step(batch)
+
+    def stop(self, stage: Any = None) -> Any:
+        """Stop the profile."""
+        # The profiler of SGLANG_PROFILE_V2 stops by itself.
+        self._stopped |= getattr(self._profiler, "profile_in_progress", False)
+        return self._stop(stage)
+
+    def start(self, stage: Any = None) -> Any:
+        """Start a profile, or try again with the next batch (`stage`: of batches of one stage), or refuse it."""
+        profiler, between_batches = self._profiler, stage is None and not self._core.under_way
+        if not getattr(profiler, "profile_in_progress", False) and (between_batches or not self._stopped):
+            return self._start(stage)
+        if stage is not None:
+            # SGLang starts the profile with the batch that has the number 0.
+            name = "profiler_prefill_ct" if stage.is_prefill() else "profiler_decode_ct"
+            setattr(profiler, name, getattr(profiler, name) - 1)
+        return ProfileReqOutput(success=False, message="a profile is in progress, or has ended in the batch that runs")
 
 
 def _told(name: str) -> Callable[..., Awaitable[None]]:

@@ -49,6 +49,7 @@ _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 _MANAGER, _STATS = "managers.tokenizer_manager.TokenizerManager", "observability.req_time_stats"
 _STREAMER = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
 _REPORTER = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 _RECEIPTS: tuple[Seam, ...] = (
@@ -89,12 +90,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_MANAGER}._execute_profile", "hooked", "control", "self, req"),
     Seam(f"{_UPDATER}.release_memory_occupation", "hooked", "control", "self, recv_req"),
     Seam(f"{_UPDATER}.resume_memory_occupation", "hooked", "control", "self, recv_req"),
-    Seam(
-        "managers.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
-        "hooked",
-        "control",
-        "self, recv_req",
-    ),
+    Seam(f"{_PROFILER}._profile", "hooked", "control", "self, recv_req"),
+    Seam(f"{_PROFILER}._start_profile", "set", "control", "self, stage="),
+    Seam(f"{_PROFILER}._stop_profile", "set", "control", "self, stage="),
+    Seam(f"{_PROFILER}._profile_batch_predicate", "set", "control", "self, batch"),
+    Seam(f"{_PROFILER}.[profile_in_progress]", "used", "control", None),
+    Seam(f"{_PROFILER}.[profiler_decode_ct]", "used", "control", None),
     Seam("entrypoints.http_server.app", "used", "http_app, receipt_routes", None),
     Seam("entrypoints.warmup.warmup", "used", "profile", "name"),
     Seam(_SCHEDULER, "replaced", "plugin", "server_args, port_args"),

@@ -23,7 +23,7 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import group, saved_model, sessions, slices, whole_view
+from sglang_laps import control, group, saved_model, sessions, slices, whole_view
 from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
@@ -133,6 +133,7 @@ class Laps:
             self.core = QuotedCore(config, pacer, classes, guaranteed=guaranteed, **parts)
         else:
             self.core = LapsCore(pacer, classes, now=time.perf_counter(), **parts)
+        control.Profiles(scheduler, self.core)
         self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
         """True if a forward pass has ended when its call returns: no device runs behind the host."""
         self.marks = None if self.synchronous else self._marks(scheduler)
