@@ -142,6 +142,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # Otherwise SGLang would queue an aborted prompt again, and prefill it.
             self.process_pending_chunked_abort()
         super().pause_generation(recv_req)
+        if self.laps is not None:
+            self.cur_batch_for_debug = None  # else SGLang's watchdog ends the server if no batch runs for long
         if colocated:
             colocated.retract_parked()
 

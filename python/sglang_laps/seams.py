@@ -130,6 +130,7 @@ SEAMS: tuple[Seam, ...] = (
         "self, policy, waiting_queue",
     ),
     Seam(f"{_SCHEDULER}.[_sched_idled]", "used", "pauses", None),
+    Seam(f"{_SCHEDULER}.[cur_batch_for_debug]", "used", "scheduler", None),
     Seam(f"{_SCHEDULER}.[total_prefill_busy_us]", "set", "counters", None),
     Seam(f"{_REPORTER}.[num_generated_tokens]", "used", "counters", None),
     Seam(f"{_REPORTER}.[current_scheduler_metrics_enabled]", "used", "counters", None),

@@ -1,4 +1,4 @@
-"""Profiles that start and stop while batches run and pause, without a server."""
+"""Profiles that start and stop while batches run and pause, and long pauses of generation, without a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.io_struct import ProfileReqOutput
+from sglang.srt.managers.io_struct import PauseGenerationReqInput, ProfileReqOutput
+from sglang.srt.managers.scheduler_components import invariant_checker
 from sglang.srt.managers.scheduler_components.profiler_manager import SchedulerProfilerManager
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -65,3 +66,15 @@ def test_one_profile_runs_at_a_time() -> None:
         profiler._profile_batch_predicate(batch)
     assert not profiles.start().success
     assert profiler.done == ["start DECODE", "stop DECODE", "start EXTEND"]
+
+
+def test_watchdog_does_not_end_a_server_whose_generation_is_paused(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's watchdog looks for batches that take too long, and found the last batch before the pause."""
+    monkeypatch.setattr(invariant_checker, "WatchdogRaw", lambda **given: SimpleNamespace(**given))
+    stock = type("Stock", (), {"pause_generation": lambda self, message: None})
+    me: Any = type("Paused", (mixin, stock), {"__init__": lambda _: None})()
+    me.laps, me.is_initializing, me.cur_batch_for_debug = SimpleNamespace(colocated=None), False, DECODE
+    watchdog: Any = invariant_checker.create_scheduler_watchdog(me, 300.0)
+    assert watchdog.is_active()
+    me.pause_generation(PauseGenerationReqInput(mode="in_place"))
+    assert not watchdog.is_active()
