@@ -105,8 +105,8 @@ class LapsCore:
             return plan
         # The overlap loop decides while a batch runs: the next batch starts when that one ends.
         begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
-        apart = urgent is not None or self.lacking
-        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart)
+        apart, rate = urgent is not None or self.lacking, self.pacer.short_rate.per_s(now)
+        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart, per_s=rate)
 
     def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
         """Return the class of the work that will free memory, long before short; None if no work will."""

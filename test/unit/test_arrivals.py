@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from laps_core.policy.arrivals import Groups
+from laps_core.policy.arrivals import Groups, Rate
 
 MS = 1e-3
 ROOM = 16
@@ -123,3 +125,17 @@ def test_arrivals_with_earlier_timestamps_do_not_change_chance() -> None:
     groups.add(1, 0.5 * MS - 1.0, 0.5 * MS - 1.0)
     groups.add(1, 8.9, 8.9)
     assert groups.chance(9.0, 9.1, ROOM) == 1.0
+
+
+def test_rate_counts_latest_arrivals() -> None:
+    rate = Rate()
+    assert math.isinf(rate.per_s(1.0))
+    rate.record(10.0, 0)
+    assert math.isinf(rate.per_s(10.0))
+    assert rate.per_s(12.0) == 0.0
+    rate.record(12.0, 3)
+    assert rate.per_s(14.0) == pytest.approx(3 / 4)
+    for i in range(100):
+        rate.record(20.0 + i, 1)
+    assert rate.per_s(119.0) == pytest.approx(1.0)
+    assert rate.per_s(1119.0) < 0.05

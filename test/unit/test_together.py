@@ -1,7 +1,8 @@
-"""One step for short requests, a part of a long prompt and the streams' rows, if all have deadlines."""
+"""One step for short requests, a part of a long prompt and the streams' rows."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -21,8 +22,8 @@ BOTH = Plan((SHORT, LONG), picked=(0, 1), long=LongBatch((0,), 4096, 1), account
 """Plan in which two short requests run before a long prompt in slices."""
 
 
-def sizes(chunk: int = 4096, unit: int = 1) -> Sizes:
-    model = LatencyModel(Coefficients(0.0, TOKEN_S, 0.0, 0.0, FIXED_S))
+def sizes(chunk: int | None = 4096, unit: int = 1, *, flat: int = 0) -> Sizes:
+    model = LatencyModel(Coefficients(0.0, TOKEN_S, 0.0, 0.0, FIXED_S, flat))
     return Sizes(model, chunk_tokens=chunk, unit=unit, layers=10, slice_s=0.004)
 
 
@@ -149,6 +150,53 @@ def test_classes_stay_apart_without_rows_or_deadlines() -> None:
     assert made.adjust_plan(0.0, BOTH, due(50, 50), due(4000), None, sizes()) == BOTH
     free = [w._replace(deadline_s=None) for w in due(50, 50)]
     assert not decode().adjust_plan(0.0, BOTH, free, due(4000), None, sizes()).mixed
+
+
+HIDES = sizes(flat=180)
+"""Sizes of a device that reads the weights in 18 ms while it computes."""
+LONG_ALONE = Plan((LONG,), long=LongBatch((0,), 4000, 1))
+
+
+def free(*tokens: int) -> list[Waiting]:
+    return due(*tokens, by_s=None)
+
+
+@pytest.mark.parametrize(("per_s", "carried"), [(0.0, True), (0.01, True), (10.0, False), (math.inf, False)])
+def test_part_of_long_prompt_carries_rows_if_few_short_requests_arrive(per_s: float, carried: bool) -> None:
+    """A decode step of 20 ms every 100 ms takes a fifth of the device from slices."""
+    plan = slow_steps().adjust_plan(0.0, LONG_ALONE, [], free(4000), None, HIDES, per_s=per_s)
+    assert (plan.decode, plan.long.layers) == (("carried", 0) if carried else ("", 1))
+    assert (plan.long.tokens < 980) == carried
+
+
+def test_more_waiting_long_prompts_pay_for_waits_of_short_requests() -> None:
+    def carries(longs: int) -> bool:
+        waiting = free(*[4000] * longs)
+        return slow_steps().adjust_plan(0.0, LONG_ALONE, [], waiting, None, HIDES, per_s=2.0).decode == "carried"
+
+    assert (carries(1), carries(20)) == (False, True)
+
+
+@pytest.mark.parametrize("plan", [LONG_ALONE._replace(long=LongBatch((0,), 4000)), BOTH])
+def test_only_long_batches_in_slices_are_cut(plan: Plan) -> None:
+    made = slow_steps().adjust_plan(0.0, plan, free(50, 50), free(4000), None, HIDES, per_s=0.0)
+    assert made.decode != "carried" or made.order != (LONG,) or made.long.tokens == plan.long.tokens
+
+
+@pytest.mark.parametrize(("target_ms", "chunk"), [(0.0, 4096), (100.0, None)])
+def test_without_target_or_chunks_no_prompt_is_cut(target_ms: float, chunk: int | None) -> None:
+    plan = slow_steps(target_ms).adjust_plan(0.0, LONG_ALONE, [], free(4000), None, sizes(chunk, flat=180), per_s=0.0)
+    assert plan.long.tokens == LONG_ALONE.long.tokens
+
+
+def slow_steps(target_ms: float = 100.0) -> Decode:
+    """Return a Decode like ``decode`` whose steps take 20 ms."""
+    made = Decode(target_ms)
+    made.set_streams(-0.02, 4)
+    made.record_launch()
+    made.record_step(-0.02, 0.0, streams=4, within=False)
+    made.set_streams(0.0, 4, 400)
+    return made
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 60))

@@ -16,6 +16,24 @@ from dataclasses import dataclass
 
 _REMEMBERED = 24
 """Number of earlier groups of each kind that are remembered for predictions."""
+_COUNTED = 32
+"""Number of latest arrivals from which their rate is estimated."""
+
+
+class Rate:
+    """Rate of the latest arrivals. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._at_s: deque[float] = deque(maxlen=_COUNTED + 1)
+
+    def record(self, now: float, n: int) -> None:
+        """Record that `n` requests arrived at `now`. The first call starts the count."""
+        self._at_s.extend([now] * (n if self._at_s else n + 1))
+
+    def per_s(self, now: float) -> float:
+        """Return the arrivals per second, up to `now`; infinite until a time has passed in which to count."""
+        counted_s = now - self._at_s[0] if self._at_s else 0.0
+        return (len(self._at_s) - 1) / counted_s if counted_s > 0.0 else math.inf
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ deadline allows, given the work that would run before it. All other time goes to
 A prefill batch without pauses carries a row of each stream if that is less work than a separate step: the weights are
 read once for both. So the next step runs early, at the price of its rows. A step that is due takes along short
 requests that may not preempt yet, as many as at most double its time: this saves a step. If all requests have
-deadlines, a step for both classes carries the rows (``together``).
+deadlines, or if short requests are few, a step for both classes carries the rows (``together``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from laps_core.length import SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.policy.predict import Sizes, without_standstill
-from laps_core.policy.together import together
+from laps_core.policy.together import instead_of_slices, together, until_pause_s
 from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
@@ -112,12 +112,14 @@ class Decode:
         sizes: Sizes,
         *,
         apart: bool = False,
+        per_s: float = math.inf,
     ) -> Plan:
         """Return the plan, changed so that the next decode step is in time if prompts have had their share.
 
         If the step would be late after the plan, the step goes first, with some of the plan's short requests, or only a
         part of the short batch runs. A batch without pauses carries rows of the streams if that pays and ends in time.
         `shorts`, `longs`: the requests that the plan picks from. `apart`: the two classes must not share a step.
+        `per_s`: rate of arrivals of short requests.
         """
         if not self.streams or not (plan.order or paused):
             return plan
@@ -138,7 +140,13 @@ class Decode:
         if paused is None and not apart and rows_s < self.step_s:
             within_s = min(limit_s, self.target_s - rows_s)
             joint = together(now, plan, shorts, longs, sizes, within_s=within_s, rows=self.streams)
-            if joint and carries(_until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
+            if joint is None and plan.long.layers and plan.order[:1] == (LONG,):
+                share = min(self.step_s / self.target_s, 1.0 - PROMPT_SHARE)
+                joint = instead_of_slices(
+                    now, plan, shorts, longs, sizes,
+                    within_s=within_s, rows=self.streams, rows_s=rows_s, share=share, per_s=per_s,
+                )  # fmt: skip
+            if joint and carries(until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
                 return joint._replace(decode="carried")
 
         def fitting(within_s: float) -> int:
@@ -149,7 +157,7 @@ class Decode:
             return carries(sizes.batch_s(picked[:count]), sum(w.tokens for w in picked[:count]))
 
         if plan.order[:1] != (SHORT,) or not picked:
-            first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
+            first_s = until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
             if plan.long.picked and not plan.long.layers and (first_s <= limit_s or not may_step):
                 plan = plan._replace(decode=carries(first_s, plan.long.tokens))
             if plan.decode or not may_step:
@@ -208,15 +216,3 @@ class Decode:
             "streams": self.streams,
             **self.statistics.status(),
         }
-
-
-def _until_pause_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
-    """Return the predicted time of a batch from its start to its first pause or its end; 0 if unknown."""
-    long = plan.long
-    left, shape = long.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
-    left -= sum(new for new, _ in shape)
-    for w in (longs[i] for i in long.picked):
-        shape.append((min(w.tokens, max(0, left)), w.history))
-        left -= shape[-1][0]
-    took_s = sizes.model.predict(shape) or 0.0
-    return took_s * long.layers / (sizes.layers * long.parts) if long.layers and sizes.layers else took_s

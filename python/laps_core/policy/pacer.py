@@ -20,6 +20,7 @@ from laps_core.latency.boundary import Threshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
+from laps_core.policy.arrivals import Rate
 from laps_core.policy.batching import LongBatches
 from laps_core.policy.fairness import Gap, Guard
 from laps_core.policy.hold import Window
@@ -68,6 +69,7 @@ class Pacer:
         self.gap = Gap(config.preempt_overhead, sizes)
         self.guard = Guard(config.guard)
         self.window = Window(config, self.model.predict)
+        self.short_rate = Rate()
         self.longs = LongBatches(config.order, sizes, self.gap, self.guard)
         self._preemption = Preemption(sizes, self.gap, self.longs)
         self._memory_hold = MemoryHold()
@@ -88,6 +90,7 @@ class Pacer:
         """Record that `shorts` short requests were first seen; call every round. `busy`: a batch runs, and the
         scheduler looks again only after its result, so that arrival times in between are unknown."""
         self.model.settle()
+        self.short_rate.record(now, shorts)
         if shorts:
             self.window.record_arrivals(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, busy

@@ -93,7 +93,8 @@ class LapsColocated(AtOnce, Laps):
         self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None
     ) -> Plan:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)
-        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=self._lacking)
+        rate, sizes, apart = self.pacer.short_rate.per_s(now), self.pacer.sizes, self._lacking
+        return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, sizes, apart=apart, per_s=rate)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
         step = self._step() if plan.decode == "first" else None
