@@ -164,3 +164,12 @@ def test_overlap_loop_meets_tbt_target_behind_unsliced_batches() -> None:
     trace = Trace([Job(at, lengths(rng), output=output(rng)) for at in poisson(28.0, 15.0, rng)])
     answers = serve(Serving(LAPS, knobs={"tbt_ms": 100.0}), trace, Profile.load("h200-qwen3-30b-a3b"))
     assert answers.logs.quantile(1.0) <= 0.112
+
+
+def test_long_prompts_alone_start_as_soon_as_in_mixed_chunks() -> None:
+    """Decode steps of their own would take a quarter of the device from the prompts of a large dense model."""
+    rng, dense = random.Random(1), Profile.load("h200-qwen3-32b")
+    jobs = [Job(at, rng.randint(2000, 8000), output=rng.randint(20, 200)) for at in poisson(1.3, 120.0, rng)]
+    laps, mixed = (serve(s, Trace(jobs), dense) for s in (Serving(LAPS), Serving(SHORTEST, 512, mixed=True)))
+    assert laps.ttft.mean() < 1.02 * mixed.ttft.mean()
+    assert laps.logs.quantile(1.0) < 0.12
