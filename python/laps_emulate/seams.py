@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_laps.seams import Seam
+from sglang_laps.seam_table import Seam
 
 _SCHEDULER = "managers.scheduler.Scheduler"
 _DRAFTS = (
