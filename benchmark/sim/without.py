@@ -144,6 +144,10 @@ RULES = (
 # shared prefixes are not among them, because no two simulated sessions share a prefix.
 
 
+def _as_chosen(_: Any, __: Any, choice: Any, **___: Any) -> Any:
+    return choice
+
+
 def _everything(self: Ask, *_: Any) -> int:
     return max(1, self.total)
 
@@ -157,7 +161,7 @@ BEYOND = (
          patches=[patch(MemoryHold, "choose_held_classes", _returns(()))], bound="start of a long request"),
     Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
     Rule("short steps first", "one step of all", kind="group",
-         patches=[patch(Slices, "take_shorts_first", _returns(False))]),
+         patches=[patch(Slices, "shorts_first", _as_chosen)]),
     Rule("saved-up preemptions of ranks", "one", patches=[patch(group_slices, "SAVED", 1.0)], kind="group"),
     Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
     Rule("later arrivals, of ranks", "each waiting request counts once", kind="group",
