@@ -1,19 +1,27 @@
-"""A real server on an emulated device, on which rows cost as much as on a GPU: with deadlines, short prompts, a part of
-a long prompt and streams share one step. The device computes no attention: a token depends only on the one before."""
+"""Real servers on emulated devices, on which rows cost as much as on a GPU: with deadlines, short prompts, a part of a
+long prompt and streams share one step; without short prompts, parts of long prompts carry the streams. The devices
+compute no attention: a token depends only on the one before."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from laps_emulate import spec
 from rounds import repeat_until
-from served import Prefill, random_prompt, run_on
+from served import LAPS, Prefill, Setup, random_prompt, run_on
+
+from benchmark.rig import devices, model
 
 from .colocated import Request, require_equal_answers, send_again, send_all_at_their_times
-from .test_emulated_streams import ON_LAPS
+from .test_emulated_streams import ARGS, ON_LAPS
 
-pytestmark = [pytest.mark.timeout(1500), *run_on(ON_LAPS)]
+DENSE = "h200-qwen3-32b,slow=2"
+KNOBS = ("--laps-config", json.dumps(devices.emulated(DENSE).laps))
+ON_DENSE = Setup("emulated-dense", (*LAPS, *ARGS, *KNOBS, spec.FLAG, DENSE), shape=model.EMULATED, mode="null")
+pytestmark = [pytest.mark.timeout(1500), run_on(ON_LAPS)[1]]
 IN_TIME = {"custom_params": {"ttft_slo_ms": 1000}}
 """Sampling parameters with a near deadline: 7,000 tokens take more than a 16th of it."""
 
@@ -24,6 +32,27 @@ def counts(prefill: Prefill) -> tuple[int, int]:
     return status["preemption"]["steps_shared"], status["decode"]["steps_carried"]
 
 
+@run_on(ON_DENSE)[0]
+def test_parts_of_long_prompts_carry_streams_without_short_prompts(prefill: Prefill) -> None:
+    """Few short prompts: only the streams, which start first."""
+
+    def attempt(i: int) -> bool:
+        seed = 9000 + 100 * i
+        streams = [Request(f"d{i}-stream-{n}", random_prompt(seed + n, 300), 40, 0.0) for n in range(4)]
+        longs = [Request(f"d{i}-long-{n}", random_prompt(seed + 20 + n, 4000), 4, 1.0 + 0.1 * n) for n in range(4)]
+        before = prefill.get("/laps_status")["decode"]
+        asyncio.run(send_all_at_their_times(prefill, [*streams, *longs]))
+        require_equal_answers([*streams, *longs], send_again(prefill, [*streams, *longs], clients=1))
+        prefill.require_all_tokens_free()
+        after = prefill.get("/laps_status")["decode"]
+        said.append(f"{ {key: after[key] - before[key] for key in ('steps', 'steps_in_pauses', 'steps_carried')} }")
+        return after["steps_carried"] - before["steps_carried"] > 5
+
+    said: list[str] = []
+    repeat_until(attempt, "parts that carry streams", lambda: said)
+
+
+@run_on(ON_LAPS)[0]
 def test_deadlines_make_classes_and_streams_share_steps(prefill: Prefill) -> None:
     def load(name: str, seed: int, sampling: dict[str, Any]) -> list[Request]:
         streams = [Request(f"{name}-stream-{i}", random_prompt(seed + i, 50), 60, 0.0) for i in range(4)]
