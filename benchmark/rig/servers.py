@@ -262,14 +262,13 @@ gateway = partial(minilb, mini=False)
 
 @contextlib.contextmanager
 def running(*servers: Server, say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[Server, ...]]:
-    """Start all servers, wait until they are ready, and stop them on exit."""
-    try:
+    """Start all servers, wait until they are ready, and stop them on exit: all, also if a stop is interrupted."""
+    with contextlib.ExitStack() as stops:
+        for s in servers:
+            stops.callback(s.stop)
+        stops.callback(say, "stopping the servers")
         for s in servers:
             s.start()
         for s in servers:
             s.ready(tick=partial(say, f"starting the {s.name}"))
         yield servers
-    finally:
-        say("stopping the servers")
-        for s in reversed(servers):
-            s.stop()
