@@ -12,7 +12,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -52,19 +52,26 @@ def lengths(rng: random.Random) -> Sizes:
     return rng.choice((hump(middle), log_uniform(16, LONGEST), mix(hump(middle), long, share), mix(two, long, share)))
 
 
+def arrivals(rng: random.Random, burst: float, requests: int) -> Iterator[float]:
+    """Yield the times of so many requests, one per second on average, in bursts of ``burst`` on average."""
+    at_s = 0.0
+    for _ in range(requests):
+        # Mean pauses are as long as bursts, so the rate does not depend on ``burst``.
+        at_s += rng.expovariate(1.0 / burst) if rng.random() < 1.0 / burst else 0.0
+        yield at_s
+
+
 def workload(seed: int) -> tuple[Profile, float, list[Job]]:
     """Return a random device, the load as a share of fcfs's capacity, and the requests."""
     rng = random.Random(seed)
     profile, load, draw = Profile.load(rng.choice(PROFILES)), rng.choice(LOADS), lengths(rng)
     burst, cached = rng.choice((1, 1, 4, 20)), rng.choice((0.0, 0.0, 0.3, 0.9))
-    at_s, jobs = 0.0, list[Job]()
-    for _ in range(rng.choice(REQUESTS)):
-        # Bursts have ``burst`` requests on average. Mean pauses are as long, so the rate does not depend on ``burst``.
-        at_s += rng.expovariate(1.0 / burst) if rng.random() < 1.0 / burst else 0.0
+    jobs = list[Job]()
+    for at_s in arrivals(rng, burst, rng.choice(REQUESTS)):
         new = draw(rng)
         history = int(new * rng.uniform(0.0, 6.0)) if rng.random() < cached else 0
         jobs.append(Job(at_s, new, min(history, LONGEST)))
-    stretch = len(jobs) / (load * capacity(jobs, profile) * max(at_s, 1e-9))
+    stretch = len(jobs) / (load * capacity(jobs, profile) * max(jobs[-1].at_s, 1e-9))
     return profile, load, [Job(job.at_s * stretch, job.new, job.cached) for job in jobs]
 
 
@@ -104,10 +111,15 @@ def add_ratios(piece: Piece, title: str, found: Sequence[Mapping[str, Any]], ove
     piece.tables.append(Table(title, heads, rows))
 
 
-def measure(args: Namespace) -> Piece:
-    """Simulate all workloads, one on each core."""
+def run_all(one: Callable[[int], dict[str, Any]], args: Namespace) -> list[dict[str, Any]]:
+    """Return the results of all workloads, which run one on each core. `one`: runs the workload of a seed."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(ratios, range(args.seed, args.seed + args.workloads), chunksize=4))
+        return list(pool.map(one, range(args.seed, args.seed + args.workloads), chunksize=2))
+
+
+def measure(args: Namespace) -> Piece:
+    """Simulate all workloads."""
+    found = run_all(ratios, args)
     text = (
         f"{len(found)} random workloads on Qwen3-8B, 32B or 30B-A3B, overlap loop. LAPS is the same in all; of "
         f"{len(STOCK)} stock settings each figure of each workload has the best, chosen in hindsight. Below 1: LAPS is "

@@ -10,10 +10,8 @@ does not count, because the servers start idle.
 from __future__ import annotations
 
 import math
-import os
 import random
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, Question, Trials, best, stock, stock_as_smooth
@@ -24,7 +22,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import log_uniform
 
 from benchmark.results import Command, Namespace, Parser, Piece, count
-from benchmark.sim.anything import LOADS, add_ratios, lengths
+from benchmark.sim.anything import LOADS, add_ratios, arrivals, lengths, run_all
 from benchmark.sim.colocated import LONG_S, SHORT_S, TBT_S
 from benchmark.sim.rules import PROFILES
 
@@ -44,10 +42,8 @@ def workload(seed: int) -> tuple[Trials, float]:
     profile, load, draw = Profile.load(rng.choice(PROFILES)), rng.choice(LOADS), lengths(rng)
     shortest = rng.choice((1, 8, 32, 128))
     answers, burst = log_uniform(shortest, shortest * rng.choice((2, 8, 30))), rng.choice((1, 1, 4, 20))
-    at_s, jobs = 0.0, list[Job]()
-    for _ in range(rng.choice(REQUESTS)):
-        at_s += rng.expovariate(1.0 / burst) if rng.random() < 1.0 / burst else 0.0
-        jobs.append(Job(at_s, min(draw(rng), LONGEST), output=answers(rng)))
+    times = arrivals(rng, burst, rng.choice(REQUESTS))
+    jobs = [Job(at_s, min(draw(rng), LONGEST), output=answers(rng)) for at_s in times]
     question, traffic = Question(profile, 1, SHORT_S, LONG_S, TBT_S), Traffic(jobs, "random")
     return Trials(question, traffic.at_rate(load * Trials(question, traffic).capacity)), load
 
@@ -73,9 +69,8 @@ def ratios(seed: int) -> dict[str, Any]:
 
 
 def measure(args: Namespace) -> Piece:
-    """Simulate all workloads, one on each core."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(ratios, range(args.seed, args.seed + args.workloads), chunksize=2))
+    """Simulate all workloads."""
+    found = run_all(ratios, args)
     text = (
         f"{len(found)} random workloads with answers on Qwen3-8B, 32B or 30B-A3B. LAPS is the same in all; of "
         f"{len(STOCK)} stock settings each figure of each workload has the best whose P99 between tokens is no longer "
