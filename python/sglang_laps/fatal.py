@@ -54,12 +54,9 @@ def require_room(obj: Any) -> None:
 def require_positions(obj: Any, ids: Sequence[int] | None, args: Any) -> None:
     """Raise ValueError for positions to read that a pass would not find: it has all tokens of a prompt only without a
     prefix cache and without chunks. `args`: the server arguments as SGLang acts on them."""
-    positions = getattr(obj, "token_indices_to_pool", None)
-    if positions is None:
-        return
     if not args.disable_radix_cache or args.chunked_prefill_size != -1:
         raise ValueError("token_indices_to_pool: only with --disable-radix-cache and --chunked-prefill-size -1")
-    outside = [i for i in positions if not (isinstance(i, int) and 0 <= i < len(ids or ()))]
+    outside = [i for i in obj.token_indices_to_pool if not (isinstance(i, int) and 0 <= i < len(ids or ()))]
     if outside:
         raise ValueError(f"token_indices_to_pool: {reprlib.repr(outside[0])} is no position in the prompt")
 

@@ -42,5 +42,7 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
         fatal.require_processor(obj)
     fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)
     result = original(manager, obj, input_ids)
-    fatal.require_positions(obj, input_ids, resolved(manager.server_args))  # SGLang may have truncated the ids
+    if getattr(obj, "token_indices_to_pool", None) is not None:
+        # SGLang may have truncated the ids.
+        fatal.require_positions(obj, input_ids, resolved(manager.server_args))
     return result
