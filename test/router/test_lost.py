@@ -9,6 +9,8 @@ import pytest
 
 from .fakes import SHORT, FakeDecode, FakePrefill, World, events_of, stack
 
+BODY = {"text": SHORT}
+
 
 def test_refused_connection_is_retried_with_new_bootstrap_room() -> None:
     async def run() -> None:
@@ -111,16 +113,32 @@ def test_server_error_is_returned_and_other_leg_is_aborted(role: str) -> None:
     asyncio.run(run())
 
 
-def test_no_healthy_prefill_server_returns_503_with_retry_after() -> None:
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_no_healthy_server_returns_503_with_retry_after(role: str) -> None:
     async def run() -> None:
         async with stack(2, args={"queue_timeout_secs": 1}) as s:
-            for p in s.prefills:
-                await p.stop()
-            for _ in range(2):
-                async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
-                    assert r.status in (502, 503)
-            assert r.status == 503
-            assert r.headers["retry-after"] == "1"
+            for server in s.prefills if role == "prefill" else s.decodes:
+                await server.stop()
+            # The first requests find out that the servers are gone: one connects, the other one's connection is cut.
+            for n in (2, 1):
+                for reply in await asyncio.gather(*(s.client.post(f"{s.url}/generate", json=BODY) for _ in range(n))):
+                    async with reply as r:
+                        assert (r.status, r.headers.get("retry-after")) == (503, "1"), await r.read()
+                        assert (await r.json())["error"]["type"] == "no_instance"
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_refused_connections_alone_are_a_503() -> None:
+    """No server has seen the request, so it can be sent again."""
+
+    async def run() -> None:
+        async with stack(2, args={"retry_max_retries": 1}) as s:
+            for server in s.prefills:
+                await server.stop()
+            async with s.client.post(f"{s.url}/generate", json=BODY) as r:
+                assert (r.status, r.headers.get("retry-after")) == (503, "1"), await r.read()
             await s.at_rest()
 
     asyncio.run(run())

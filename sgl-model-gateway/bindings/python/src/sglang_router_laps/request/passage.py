@@ -139,6 +139,8 @@ class Passage:
             if call.refuse_at < time.monotonic():
                 raise router.queue.too_late(call.refuse_at)
             if pair is None:
+                if not isinstance(ended, Refused):
+                    ended = None  # no server has the request: it may be sent again
                 break
             if pair[0].late_s:
                 router.counts.predicted_late += 1
@@ -205,7 +207,7 @@ class Passage:
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.with_client_ids(ended.reply.body)))
             else:
                 await client.send_reply(ended.reply)
-        elif ended is not None and not ended.blameless:
+        elif ended is not None and ended.sent:
             await self._fail(502, "upstream_lost", str(ended))
         else:
             self.router.counts.rejected += 1
