@@ -12,6 +12,7 @@ import pytest
 from laps_core.pools.config import AllocConfig
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
+from sglang_router_laps import stock_flags
 from sglang_router_laps.balancer import LapsBalancer
 from sglang_router_laps.cli import LapsRouterArgs, make_balancer
 from sglang_router_laps.servers.discovery.names import Name
@@ -110,6 +111,7 @@ def test_single_prefill_server_is_assigned_to_both_pools() -> None:
         (["--port", "99999"], "--port: 99999 is not a port"),
         (["--queue-size", "-5"], "--queue-size: -5 is not a number >= 0"),
         (["--decode", "http://h", "--decode", "HTTP://H:80/"], "http://h is given twice"),
+        (["--port", "80", "--decode", "http://localhost/"], "--decode: 'http://localhost/' is this router itself"),
     ],
 )
 def test_invalid_flag_value_exits_2_with_one_error_line(
@@ -121,6 +123,20 @@ def test_invalid_flag_value_exits_2_with_one_error_line(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith(f"error: {says}")
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "own"),
+    [
+        ("10.0.0.1", "http://10.0.0.1:5", True),
+        ("::", "http://[::1]:5/", True),
+        ("0.0.0.0", "http://127.0.0.1:6", False),
+        ("10.0.0.1", "http://127.0.0.1:5", False),
+        ("127.0.0.1", "http://10.0.0.1:5", False),
+    ],
+)
+def test_own_url_is_known_by_address_and_port(host: str, url: str, own: bool) -> None:
+    assert stock_flags.is_own(url, RouterArgs(host=host, port=5)) == own
 
 
 DISCOVERY = ["--pd-disaggregation", "--mini-lb", "--enable-laps-alloc", "--service-discovery"]

@@ -7,12 +7,15 @@ import uuid
 from typing import Any
 
 import pytest
+from sglang_router.router_args import RouterArgs
 
 from .fakes import LONG, FakePrefill, Stack, stack
 
 Body = dict[str, Any]
 ADMIN, USER = ("1", "name", "admins", "admin"), ("2", "name", "users", "user")
 KEYED = {"api_key": "sesame"}
+OWN = f"http://127.0.0.1:{RouterArgs().port}"
+"""URL of the router by its flags: the tests serve it at another port."""
 FIELDS = {
     "id", "url", "model_id", "priority", "cost", "worker_type", "is_healthy", "load", "connection_mode",
     "disable_health_check", "metadata",
@@ -78,6 +81,7 @@ def test_workers_are_listed_added_and_deleted() -> None:
         ({"url": "http://a:1"}, 422, "missing required field `worker_type`"),
         ({"url": "http://a:1", "worker_type": "regular"}, 422, "Invalid enum value 'regular'"),
         ({"url": "a:1", "worker_type": "decode"}, 422, "'a:1' is not the URL of a server"),
+        ({"url": OWN, "worker_type": "prefill"}, 422, "is this router itself"),
         ({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}, 422, "$.bootstrap_port"),
         ({"url": "http://a:1", "worker_type": "decode", "api_key": "k"}, 422, "--api-key"),
         ([], 422, "Expected `object`"),

@@ -54,6 +54,10 @@ POSITIVE = (
 OF_DISCOVERY = frozenset(n for n in HONOURED if n.startswith("service_discovery_") or n.endswith("_selector"))
 """Fields without effect unless --service-discovery is given."""
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = (*LOOPBACK, "0.0.0.0", "::")
+"""Values of --host with which the router listens on a loopback address."""
+
 FLAGS = {"server_cert_path": "--tls-cert-path", "server_key_path": "--tls-key-path"}
 """Fields whose flag has another name."""
 
@@ -113,6 +117,14 @@ def is_url(url: str) -> bool:
         return False
 
 
+def is_own(url: str, args: RouterArgs) -> bool:
+    """Return True if ``url``, which ``is_url``, leads back to this router: requests would go round until they time
+    out."""
+    there = URL(url)
+    here = there.host == args.host or (there.host in LOOPBACK and args.host in EVERYWHERE)
+    return here and there.port == args.port
+
+
 def _check_urls(args: RouterArgs) -> None:
     given = [("--prefill", url) for url, _ in args.prefill_urls] + [("--decode", url) for url in args.decode_urls]
     for flag, url in given:
@@ -122,3 +134,5 @@ def _check_urls(args: RouterArgs) -> None:
                 raise ConfigError(f"{flag}: {url!r} is not the name of several servers, like dns://prefill.llm:30000")
         elif not is_url(url):
             raise ConfigError(f"{flag}: {url!r} is not the URL of a server, like http://10.0.0.1:30000")
+        elif is_own(url, args):
+            raise ConfigError(f"{flag}: {url!r} is this router itself")

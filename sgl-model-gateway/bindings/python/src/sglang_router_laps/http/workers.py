@@ -18,7 +18,7 @@ from starlette.routing import Route
 from ..request.body import read_body, require_json
 from ..request.replies import JSON, Rejection, Reply
 from ..router import Router
-from ..stock_flags import is_url
+from ..stock_flags import is_own, is_url
 from .keys import allowed, has_keys, is_local
 
 ROUTE = "/workers"
@@ -85,6 +85,8 @@ class Workers:
             _reject(422, "INVALID_BODY", str(e))
         if not is_url(wanted.url):
             _reject(422, "INVALID_BODY", f"{wanted.url!r} is not the URL of a server")
+        if is_own(wanted.url, self._router.args):
+            _reject(422, "INVALID_BODY", f"{wanted.url!r} is this router itself")
         if wanted.api_key:
             _reject(422, "INVALID_BODY", "api_key: servers are called with the router's --api-key")
         port = wanted.bootstrap_port if wanted.worker_type == "prefill" else None
