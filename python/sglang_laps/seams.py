@@ -1,4 +1,4 @@
-"""Hooks on SGLang, and checks of the names in ``seam_table``.
+"""Hooks on SGLang, and checks of every SGLang name that LAPS touches (``seams.txt``).
 
 SGLang only logs a hook that it cannot apply, and continues without it. So names are checked before they are hooked, and
 hooks after SGLang has applied them.
@@ -9,19 +9,54 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from laps_core import __version__
 
 from sglang_laps import compat
-from sglang_laps.seam_table import SEAMS, Seam
 from sglang_laps.support import refuse
 
 ROOT = "sglang.srt."
 
+
+class Seam(NamedTuple):
+    """One SGLang name."""
+
+    name: str
+    """Dotted name below ``sglang.srt``. In the file, the module stands above its names. A name in brackets is made by
+    its class at run time, and not looked for."""
+    use: str
+    """hooked; replaced; overridden (by a subclass, or the class that is subclassed); set (an attribute of an instance
+    or of the class); used (called in LAPS's own way); followed (LAPS's code does the same steps, so the source is
+    checked)."""
+    where: str
+    """LAPS's module, or several."""
+    expected: str | None
+    """Expectation for the newest release (``compat``: for others). Function or class: its parameters (`name=` with a
+    default). `followed`: digests of the source as released and as ``laps-patch apply --server`` has it. None (in the
+    file -): the name only has to exist."""
+
+
+def read_table(path: Path) -> tuple[Seam, ...]:
+    """Return the table in a file, whose columns are at least two spaces apart."""
+    found: list[Seam] = []
+    module = ""
+    for line in path.read_text("utf-8").splitlines():
+        if not line.startswith(" "):
+            module = line
+            continue
+        name, use, where, expected = re.split(" {2,}", line.strip())
+        found.append(Seam(f"{module}.{name}", use, where, None if expected == "-" else expected.strip("()")))
+    return tuple(found)
+
+
+SEAMS = read_table(Path(__file__).with_name("seams.txt"))
+"""Every SGLang name that this package hooks, replaces, overrides, sets, uses or follows."""
 _registered: set[str] = set()
 """Targets of the hooks that are registered in this process."""
 

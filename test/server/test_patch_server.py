@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import upstream
-from sglang_laps import seam_table
+from sglang_laps import seams
 from sglang_router_laps.patching import command
 from sglang_router_laps.patching.command import SERVER, main
 from sglang_router_laps.patching.series import Series, change
@@ -94,7 +94,7 @@ def test_patch_tests_fail_without_and_pass_with_patches(root: Path) -> None:
 
 
 def test_seam_table_has_digests_of_patched_functions(root: Path) -> None:
-    followed = {seam.name: (seam.expected or "").split() for seam in seam_table.SEAMS if seam.use == "followed"}
+    followed = {seam.name: (seam.expected or "").split() for seam in seams.SEAMS if seam.use == "followed"}
     assert main(["apply", "--server", "--root", str(root)]) == 0
     known = []
     for path in SERIES.states:

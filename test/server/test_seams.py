@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import warm
 from laps_emulate.seams import SEAMS as EMULATE
-from sglang_laps import compat, seam_table, seams
+from sglang_laps import compat, seams
 
 ROOT = Path(seams.__file__).parents[1]
 REPO = Path(__file__).parents[2]
-TABLES = {"sglang_laps": seam_table.SEAMS, "laps_emulate": EMULATE}
+TABLES = {"sglang_laps": seams.SEAMS, "laps_emulate": EMULATE}
 """Tables of SGLang's names, by package."""
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -32,7 +32,7 @@ def seams_of_use(use: str) -> set[str]:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.name}-{seam.use}")
-def test_installed_release_matches_seam_table(seam: seam_table.Seam) -> None:
+def test_installed_release_matches_seam_table(seam: seams.Seam) -> None:
     assert seams.changed(seam) is None
 
 
@@ -119,7 +119,7 @@ def test_method_hooked_by_other_plugin_is_not_reported_changed(name: str, monkey
     stock = vars(ServerArgs)[name]
     kind = type(stock) if isinstance(stock, (classmethod, staticmethod)) else lambda function: function
     monkeypatch.setattr(ServerArgs, name, kind(_wrap_fn(getattr(stock, "__func__", stock), print, HookType.AROUND)))
-    (seam,) = (seam for seam in seam_table.SEAMS if seam.name == f"server_args.ServerArgs.{name}")
+    (seam,) = (seam for seam in seams.SEAMS if seam.name == f"server_args.ServerArgs.{name}")
     assert seams.changed(seam) is None
 
 
