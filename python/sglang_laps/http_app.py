@@ -13,7 +13,6 @@ from laps_core.protocol import POOL_ROUTE, STATUS_ROUTE
 from msgspec import to_builtins
 from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import (  # noqa: F401  (some add routes)
@@ -24,6 +23,7 @@ from sglang_laps import (  # noqa: F401  (some add routes)
     quote_routes,
     receipt_routes,
     replay_route,
+    routes,
     seams,
     view,
 )
@@ -58,8 +58,7 @@ quote_routes.add(app, _status)
 replay_route.add(app, replay_route.Replays.of_this_server())
 
 
-@app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
-@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+@routes.serve(app, STATUS_ROUTE)
 async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
     """Return the status of the LAPS scheduler; with several data-parallel ranks, "ranks" has an entry for each. Every
     answer costs the scheduler time: clients that ask often should accept an older one (``max_age_s``, seconds)."""
@@ -67,9 +66,7 @@ async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
     return {**status, "age_s": round(age_s, 3), "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 
 
-@app.post(f"/{POOL_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
-@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+@routes.serve(app, POOL_ROUTE, "POST")
 async def laps_pool(request: Request) -> Response:
     """Compare and set the pool of this server: the request is a PoolChange, the answer a PoolRecord."""
-    status, text = _pool.apply_change(await request.body())
-    return Response(text, status, media_type="application/json")
+    return routes.reply(_pool.apply_change(await request.body()))

@@ -9,11 +9,11 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from laps_core.protocol import MAX_AGE
 from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes, QuoteState, quote
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_laps.errors import error
 from sglang_laps.kept import AnswerCache
 from sglang_laps.quotes import states
+from sglang_laps.routes import reply, serve
 
 RANK = "dp_rank"
 """Query parameter: data-parallel rank to quote for. Without it, the quote is the longest of all ranks."""
@@ -22,19 +22,16 @@ RANK = "dp_rank"
 def add(app: FastAPI, status: AnswerCache[dict[str, Any]]) -> None:
     """Add the routes. `status`: status of all ranks, as in /laps_status."""
 
-    @app.api_route(f"/{QUOTE_ROUTE}", methods=["GET", "POST"])  # type: ignore[untyped-decorator,unused-ignore]
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+    @serve(app, QUOTE_ROUTE, "GET", "POST")
     async def laps_quote(request: Request) -> Response:
         """Quote the time to first token of ``new`` and ``cached`` tokens, or of each entry of a list."""
         body = await request.body() if request.method == "POST" else None
         try:
             asked, rank, oldest_s = _read(request.query_params, body)
         except ValueError as e:
-            code, text = error(400, str(e))
-        else:
-            said, age_s = await status.get(oldest_s)
-            code, text = answer(said, asked, rank, age_s, one=body is None)
-        return Response(text, code, media_type="application/json")
+            return reply(error(400, str(e)))
+        said, age_s = await status.get(oldest_s)
+        return reply(answer(said, asked, rank, age_s, one=body is None))
 
 
 def _read(query: Mapping[str, str], body: bytes | None) -> tuple[list[Ask], int | None, float]:

@@ -12,10 +12,10 @@ from laps_core.receipts import recent, timeline
 from laps_core.receipts.extract import Extract
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipt, Receipts
 from sglang.srt.entrypoints.http_server import app, get_global_state
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_laps import answering
 from sglang_laps.asking import ask
+from sglang_laps.routes import reply, serve
 
 SLOWEST = 20
 """Number of receipts in the answer if the query does not say which receipts."""
@@ -29,8 +29,7 @@ async def _ask(query: recent.Query) -> list[Any]:
     return await ask(get_global_state().tokenizer_manager, query)
 
 
-@app.get(f"/{RECEIPTS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
-@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+@serve(app, RECEIPTS_ROUTE)
 async def laps_receipts(
     rid: str | None = None,
     slowest: Annotated[int | None, Query(ge=1)] = None,
@@ -43,7 +42,7 @@ async def laps_receipts(
         slowest = slowest or SLOWEST
     ranks = await _ask(recent.Query(rid=rid, slowest=slowest, cls=cls, seconds=seconds))
     # Decoding thousands of receipts here would block other requests.
-    return Response(await asyncio.to_thread(_encode_receipts, ranks, slowest), media_type="application/json")
+    return reply((200, await asyncio.to_thread(_encode_receipts, ranks, slowest)))
 
 
 def _encode_receipts(ranks: list[Any], slowest: int | None) -> bytes:
@@ -54,12 +53,11 @@ def _encode_receipts(ranks: list[Any], slowest: int | None) -> bytes:
     return msgspec.json.encode(answer)
 
 
-@app.get(f"/{TRACE_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
-@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+@serve(app, TRACE_ROUTE)
 async def laps_trace(seconds: Annotated[float, Query(gt=0.0, le=LONGEST_S)] = 30.0) -> Response:
     """Return Chrome trace events of the last ``seconds``, for Perfetto."""
     ranks = await _ask(recent.Query(timeline=True, seconds=seconds))
-    return Response(await asyncio.to_thread(_encode_trace, ranks), media_type="application/json")
+    return reply((200, await asyncio.to_thread(_encode_trace, ranks)))
 
 
 def _encode_trace(ranks: list[Any]) -> bytes:

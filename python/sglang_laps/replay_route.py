@@ -15,9 +15,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from laps_plan.asking import KEY
 from sglang.srt.runtime_context import get_serving
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_laps.errors import error
+from sglang_laps.routes import reply, serve
 
 REPLAY_ROUTE = "laps_replay"
 LONGEST_S = 120.0
@@ -106,9 +106,7 @@ class Replays:
 def add(app: FastAPI, replays: Replays) -> None:
     """Add the route."""
 
-    @app.post(f"/{REPLAY_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+    @serve(app, REPLAY_ROUTE, "POST")
     async def laps_replay(request: Request) -> Response:
         """Run the last requests again in the simulator, under other policies and with other knobs."""
-        status, text = await replays.answer(await request.body())
-        return Response(text, status, media_type="application/json")
+        return reply(await replays.answer(await request.body()))

@@ -14,7 +14,8 @@ from fastapi.datastructures import Headers
 from fastapi.responses import HTMLResponse
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE
-from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sglang_laps.routes import serve
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -36,8 +37,7 @@ def add(app: FastAPI) -> None:
     html = PAGE.read_text()
     headers = {"content-security-policy": policy(html), "x-content-type-options": "nosniff"}
 
-    @app.get(f"/{ROUTE}", include_in_schema=False)  # type: ignore[untyped-decorator,unused-ignore]
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+    @serve(app, ROUTE, include_in_schema=False)
     async def laps_page() -> Response:
         return HTMLResponse(html, headers=headers)
 
