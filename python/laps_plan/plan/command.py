@@ -15,9 +15,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from laps_plan import asking, profile
 from laps_plan.plan import colocated, page, whole, words
@@ -37,6 +39,7 @@ WHOLE = 2000
 """Maximum requests per server if whole answers are simulated."""
 FEWEST = 60
 """Minimum requests for an answer."""
+T = TypeVar("T", Trials, whole.Trials)
 
 
 def positive(text: str) -> float:
@@ -167,7 +170,7 @@ def _prefill(args: argparse.Namespace) -> int:
         device = Profile.load(args.profile)
         device = device if args.ranks is None else device.with_ranks(args.ranks)
         question = Question(device, args.servers, short_s, long_s, args.chunk)
-        trials = _trials(_read(args), question, args)
+        trials = _trials(partial(Trials, question), _read(args), args)
         out: Path = args.out
         _create(out, ("index.html", "plan.json"))
     except (ValueError, OSError, SystemExit) as e:
@@ -204,13 +207,7 @@ def _colocated(args: argparse.Namespace) -> int:
         most = max(job.new + job.cached + job.output for job in given.jobs)
         if most > args.kv_tokens:
             raise ValueError(f"--kv-tokens: a server holds {args.kv_tokens:,}, one request needs {most:,}")
-        trials = whole.Trials(question, given, args.seed)
-        rate, load = args.rate, args.load
-        if rate is None and load is None and not given.timed:
-            load = _load(args)
-        if rate or load:
-            given = given.at_rate(rate or load * trials.capacity * question.servers)
-            trials = whole.Trials(question, given, args.seed)
+        trials = _trials(lambda traffic: whole.Trials(question, traffic, args.seed), given, args)
         out: Path = args.out
         _create(out, ("plan.json",))
     except (ValueError, OSError, SystemExit) as e:
@@ -250,14 +247,15 @@ def _read(args: argparse.Namespace) -> Traffic:
     return traffic
 
 
-def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> Trials:
-    trials = Trials(question, traffic)
+def _trials(make: Callable[[Traffic], T], traffic: Traffic, args: argparse.Namespace) -> T:
+    """Return the trials that `make` makes of the traffic, at the rate or load that was asked for."""
+    trials = make(traffic)
     rate, load = args.rate, args.load
     if rate is None and load is None:
         if traffic.timed:
             return trials
         load = _load(args)
-    return Trials(question, trials.traffic.at_rate(rate or load * trials.capacity * question.servers))
+    return make(trials.traffic.at_rate(rate or load * trials.capacity * args.servers))
 
 
 def _load(args: argparse.Namespace) -> float:

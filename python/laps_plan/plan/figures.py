@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 from laps_core.config import LapsConfig
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from laps_plan.plan.setup import Question
-from laps_plan.sim.metrics import QUANTILES, Outcome, lone_s
-from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
+from laps_plan.sim.metrics import Floats, Outcome, lone_s, quantiles
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 
-Floats = NDArray[np.float64]
+PARTS = 8
+"""Parts of the whole traffic, from which confidence intervals are computed."""
+WARM = 0.1
+"""First share of a simulation, which is not counted because the servers start idle."""
 SURE = 0.95
 """Confidence of the intervals."""
 assert LapsConfig().length_threshold == THRESHOLD
@@ -83,8 +85,8 @@ class Figures:
             float(in_time.mean()),
             float(sample.ttft.mean()),
             float((sample.ttft / sample.lone).mean()),
-            _quantiles(sample.ttft[short]),
-            _quantiles(sample.ttft[~short]),
+            quantiles(sample.ttft[short]),
+            quantiles(sample.ttft[~short]),
         )
 
     def value(self, name: str) -> float:
@@ -99,10 +101,9 @@ COMPARED = (f"{SHORT} P90", f"{LONG} P90", "mean TTFT")
 """Figures whose ratios are reported."""
 
 
-def _quantiles(ttft: Floats) -> dict[str, float]:
-    if not len(ttft):
-        return {}
-    return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)}
+def warm_s(jobs: Sequence[Job]) -> float:
+    """Return the time from which requests are counted (seconds)."""
+    return jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import io
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
+import msgspec
 import numpy as np
 
 from laps_plan.pictures import COLOURS, axes, distributions
@@ -101,15 +100,7 @@ def as_json(a: Answer) -> str:
         "limits": words.list_limits(a),
         "seconds": a.seconds,
     }
-    return json.dumps(_finite(data), indent=1) + "\n"
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {k: _finite(v) for k, v in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(v) for v in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return msgspec.json.format(msgspec.json.encode(data), indent=1).decode() + "\n"
 
 
 def _paragraphs(lines: Sequence[str]) -> str:

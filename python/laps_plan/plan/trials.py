@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from laps_core.config import LapsConfig
 
-from laps_plan.plan.figures import Change, Figures, Sample
+from laps_plan.plan.figures import PARTS, Change, Figures, Sample, warm_s
 from laps_plan.plan.setup import Question, Setup
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
@@ -23,8 +23,6 @@ STRETCHES, STRETCH = 6, 1500
 """Number of stretches of the traffic on which flags are tried, and the requests of each stretch."""
 LOADED, LOADED_STRETCH = 3, 2500
 """Number and requests of the stretches on which loads and numbers of servers are tried."""
-PARTS = 8
-"""Parts of the whole traffic, from which confidence intervals are computed."""
 PER_SERVER, FEWEST, FEW = 500, 200, 50
 """Minimum requests of a stretch: for each server; in total, if requests are slow to simulate, or very slow."""
 WHOLE_S, SEARCH_S, SLOW_S = 12.0, 1.0, 5.0
@@ -34,8 +32,6 @@ REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Approximate time to simulate a request, and each slice of a long request (seconds)."""
 LEAST = 300
 """Minimum requests of the whole traffic that can be simulated in WHOLE_S."""
-WARM = 0.1
-"""First share of a stretch, which is not counted because the servers start idle."""
 TICK = 500
 """Requests between two reports of progress."""
 
@@ -155,7 +151,7 @@ class Trials:
             parts = self.parts
             asked = replace(self.question, profile=profile or self.question.profile)
             played = [self._run(setup, _Watched(part, self.tell), asked) for part in parts]
-            self._known[key] = [Figures.of(s.since(_warm(part)), asked) for s, part in zip(played, parts, strict=True)]
+            self._known[key] = [Figures.of(s.since(warm_s(part)), asked) for s, part in zip(played, parts, strict=True)]
         return self._known[key]
 
     def in_time(self, setup: Setup, load: float, servers: int) -> float:
@@ -169,10 +165,10 @@ class Trials:
             # A request not served by then is late anyway. But sessions send requests later if servers are slow.
             ends = all(job.after is None for job in jobs)
             until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s) if ends else math.inf
-            sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(_warm(jobs))
+            sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(warm_s(jobs))
             short = sample.new <= THRESHOLD
             came = {SHORT: int(short.sum()), LONG: int((~short).sum())}
-            due.update((job.kind for job in jobs if job.at_s >= _warm(jobs)) if ends else came)
+            due.update((job.kind for job in jobs if job.at_s >= warm_s(jobs)) if ends else came)
             met[SHORT] += int((sample.ttft[short] <= asked.short_s).sum())
             met[LONG] += int((sample.ttft[~short] <= asked.long_s).sum())
         return min(met[kind] / n for kind, n in due.items())
@@ -195,8 +191,3 @@ class Trials:
 def _overlaps(profile: Profile) -> bool:
     """Return True if servers of this profile run the overlap loop: not if the host computes or ranks step together."""
     return profile.ahead and profile.group is None
-
-
-def _warm(jobs: Sequence[Job]) -> float:
-    """Return the time from which requests are counted (seconds)."""
-    return jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)

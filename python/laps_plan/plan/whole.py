@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from laps_plan.plan.figures import Change, Figures, Sample
+from laps_plan.plan.figures import PARTS, Change, Figures, Sample, warm_s
 from laps_plan.plan.setup import IN_TIME, Objectives
 from laps_plan.plan.setup import Question as Objective
 from laps_plan.profile import Profile
-from laps_plan.sim.metrics import QUANTILES, lone_s
+from laps_plan.sim.metrics import lone_s, quantiles
 from laps_plan.sim.serving import LAPS, Answers, Serving, serve
 from laps_plan.traffic.files import TOKEN_S
 from laps_plan.traffic.given import Lengths, Traffic, stretched
@@ -27,10 +27,6 @@ DEFAULT = Serving("fcfs")
 """Stock SGLang with its defaults."""
 SAFE = 0.8
 """Share of the objective for the time between tokens that is LAPS's target, because a step can be a slice late."""
-PARTS = 8
-"""Parts of the whole traffic, from which confidence intervals are computed."""
-WARM = 0.1
-"""First share of a simulation, which is not counted because the servers start idle."""
 STEPS, LEAST, MOST = 6, 0.2, 1.6
 """Steps of a search for the highest rate, and its range as shares of the estimated capacity: to 3%."""
 SEARCH_WARM, DRAIN = 0.5, 0.05
@@ -92,8 +88,8 @@ class Row:
         asked = Objective(q.profile, q.servers, q.short_s, q.long_s, serving.chunk)
         return cls(
             serving,
-            _quantiles(ttft[short]),
-            _quantiles(ttft[~short]),
+            quantiles(ttft[short]),
+            quantiles(ttft[~short]),
             float(ttft.mean()),
             {"p50": logs.quantile(0.5), "p99": logs.quantile(0.99), "longest": logs.quantile(1.0)},
             answers.rate,
@@ -115,12 +111,6 @@ FIGURES: dict[str, Callable[[Row], float]] = {
 }
 MORE = ("answers/s", "in time")
 """Figures for which larger is better."""
-
-
-def _quantiles(ttft: Any) -> dict[str, float]:
-    if not len(ttft):
-        return {}
-    return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)}
 
 
 def stock_as_smooth(rows: Sequence[Row], laps: Row) -> list[Row]:
@@ -191,10 +181,9 @@ class Trials:
     def row(self, serving: Serving) -> Row:
         """Return the results of ``serving`` on the whole traffic."""
         self.tell(serving.name)
-        jobs = self.traffic.jobs
-        warm_s = jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)
-        q = self.question
-        return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, seed=self.seed, warm_s=warm_s), q)
+        jobs, q = self.traffic.jobs, self.question
+        how: dict[str, Any] = {"seed": self.seed, "warm_s": warm_s(jobs)}
+        return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, **how), q)
 
     def change(self, these: Row, those: Row) -> Change:
         """Return the ratios of ``these`` to ``those``, part by part."""
@@ -225,8 +214,8 @@ class Trials:
         self.tell(f"{serving.name} at {rate:.3g} requests/s")
         load = stretched(jobs, (len(jobs) - 1) / span_s / rate)
         begin_s, end_s = load[0].at_s, load[-1].at_s
-        warm_s = begin_s + SEARCH_WARM * (end_s - begin_s)
-        answers = serve(serving, Trace(load), q.profile, servers, seed=self.seed, warm_s=warm_s)
+        counted_s = begin_s + SEARCH_WARM * (end_s - begin_s)
+        answers = serve(serving, Trace(load), q.profile, servers, seed=self.seed, warm_s=counted_s)
         # Turns that wait for answers arrive after ``end_s``.
         if (answers.at + answers.ttft - np.maximum(answers.at, end_s)).max() > DRAIN * (end_s - begin_s):
             return False

@@ -9,9 +9,9 @@ import msgspec
 
 from laps_plan.plan.advice import GAIN, HARM, PAYS, RULE, SAME, TRADE
 from laps_plan.plan.answer import Answer, Side
-from laps_plan.plan.figures import COMPARED, Change
+from laps_plan.plan.figures import COMPARED, PARTS, Change
 from laps_plan.plan.setup import IN_TIME, LAPS
-from laps_plan.plan.trials import PARTS, STRETCHES
+from laps_plan.plan.trials import STRETCHES
 from laps_plan.table import Table
 
 ACCURACY = Path(__file__).with_name("accuracy.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -132,14 +132,20 @@ class Outcome:
         slow = ttft / lone
         return Group(
             n,
-            {**{f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)},
-             "mean": float(ttft.mean())},
-            {f"p{q}": float(np.percentile(slow, q)) for q in (50, 90)},
+            {**quantiles(ttft), "mean": float(ttft.mean())},
+            quantiles(slow, (50, 90)),
             None if slo_s is None else float((ttft <= slo_s).mean()),
-        )  # fmt: skip
+        )
 
     def _column(self, name: str) -> Floats:
         return np.frombuffer(getattr(self.record, name), dtype=float if name in ("at", "ttft", "wait") else np.int64)
+
+
+def quantiles(values: Floats, of: Sequence[int] = QUANTILES) -> dict[str, float]:
+    """Return the quantiles at these percentages, as "p50" and so on; empty without values."""
+    if not len(values):
+        return {}
+    return {f"p{q}": float(v) for q, v in zip(of, np.percentile(values, of), strict=True)}
 
 
 def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:

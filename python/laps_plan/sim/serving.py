@@ -17,9 +17,9 @@ from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, simulate
 from laps_plan.sim.fleet import LeastLoad, Plain, Single
 from laps_plan.sim.laps import Laps
-from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.metrics import Floats, Outcome
 from laps_plan.sim.stock import POLICIES, Scheduler
-from laps_plan.sim.streams import Floats, Tokens
+from laps_plan.sim.streams import Tokens
 from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.streams import Stream
 

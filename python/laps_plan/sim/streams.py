@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from laps_plan.sim.metrics import Floats
 from laps_plan.sim.request import Batch, Request
-
-Floats = NDArray[np.float64]
 
 
 class Streams:
