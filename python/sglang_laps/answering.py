@@ -24,7 +24,7 @@ LONGEST_HEADER = 3000
 longer receipt leaves out the other requests' ids."""
 _asked: ContextVar[list[HeaderReceipt] | None] = ContextVar("laps_receipts", default=None)
 """Receipts of the current HTTP request, if its client asks for the header; else None."""
-_arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
+_arrival: ContextVar[float] = ContextVar("laps_arrival", default=0.0)
 """Arrival of the current HTTP request (``time.perf_counter``). SGLang's own stamp comes after the body is parsed."""
 Message = MutableMapping[str, Any]
 

@@ -21,6 +21,7 @@ from sglang_laps.flights import Part, Queues
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
 from sglang_laps.receipts import Receipts
+from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
@@ -72,7 +73,7 @@ class Builder:
             get_chunked_req=lambda: core.chunked.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
-        # The plan decides when rows are mixed (see _mixing), also with --enable-mixed-chunk.
+        # The plan decides when rows are mixed (see ``build_part``), also with --enable-mixed-chunk.
         scheduler.is_mixed_chunk = False
 
     def build(
@@ -169,7 +170,10 @@ class Builder:
         self.waiting = waiting
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
-            with _mixing(sched) if rows else nullcontext(), _without_grammars(sched):
+            # SGLang mixes the running batch into a prefill batch as with --enable-mixed-chunk. It looks at the requests
+            # that wait for their grammars in each call: a request would be queued behind the plan. And pipeline stages
+            # tell each other only once a round which grammars are ready.
+            with temporarily(sched, is_mixed_chunk=rows > 0), temporarily(sched.grammar_manager, grammar_queue=[]):
                 built = self._stock(running_batch)
         finally:
             self.adder = None
@@ -202,35 +206,10 @@ class Builder:
 @contextmanager
 def _looking(manager: Any) -> Iterator[None]:
     """Let SGLang only look at the waiting grammars, which neither takes time nor counts as a wait for them."""
-    wait_s, manager.SGLANG_GRAMMAR_POLL_INTERVAL = manager.SGLANG_GRAMMAR_POLL_INTERVAL, LOOK_S
-    try:
+    with temporarily(manager, SGLANG_GRAMMAR_POLL_INTERVAL=LOOK_S):
         yield
-    finally:
-        manager.SGLANG_GRAMMAR_POLL_INTERVAL = wait_s
-        for req in manager.grammar_queue:
-            req.grammar_wait_ct -= 1
-
-
-@contextmanager
-def _without_grammars(sched: Scheduler) -> Iterator[None]:
-    """Hide the requests that wait for their grammars from SGLang, which looks at them in each call: a request would be
-    queued behind the plan. Pipeline stages tell each other once a round which grammars are ready."""
-    manager = sched.grammar_manager
-    waiting, manager.grammar_queue = manager.grammar_queue, []
-    try:
-        yield
-    finally:
-        manager.grammar_queue = waiting
-
-
-@contextmanager
-def _mixing(sched: Scheduler) -> Iterator[None]:
-    """Let SGLang mix the running batch into a prefill batch built in this context, as with ``--enable-mixed-chunk``."""
-    sched.is_mixed_chunk = True
-    try:
-        yield
-    finally:
-        sched.is_mixed_chunk = False
+    for req in manager.grammar_queue:
+        req.grammar_wait_ct -= 1
 
 
 def streams(running: ScheduleBatch) -> int:

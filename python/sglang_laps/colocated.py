@@ -7,8 +7,8 @@ Everything else is as on a prefill server (``pauses``). The rest of SGLang sees 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Part
 from sglang_laps.pauses import Pauses
 from sglang_laps.stand_in import device_of
+from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -215,16 +216,8 @@ class Colocated(Pauses):
             batch = self._scheduler.update_running_batch(running)
         return None if batch is None or batch.is_empty() else batch
 
-    @contextmanager
-    def _no_results_queued(self) -> Iterator[None]:
+    def _no_results_queued(self) -> AbstractContextManager[None]:
         """Hide the queued results from SGLang, which would let requests end and grammars advance by them. All of these
         results have already been processed."""
         sched = self._scheduler
-        if not sched.enable_overlap:
-            yield
-            return
-        queued, sched.result_queue = sched.result_queue, deque()
-        try:
-            yield
-        finally:
-            sched.result_queue = queued
+        return temporarily(sched, result_queue=deque()) if sched.enable_overlap else nullcontext()

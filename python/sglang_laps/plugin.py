@@ -45,9 +45,7 @@ def _load() -> None:
     if config is not None:
         seams.hook(RESOLVE, _refuse_conflict, "AFTER")
     # Importing the scheduler takes seconds. Only a process that runs a scheduler has already imported it.
-    if SCHEDULER not in sys.modules:
-        return
-    if config is None:
+    if config is None or SCHEDULER not in sys.modules:
         return
     if wrong := wrong_release():
         refuse(wrong)

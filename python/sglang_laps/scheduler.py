@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from sglang_laps.asking import answer_query
 from sglang_laps.output import LapsOutputStreamer
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
+from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq, PauseGenerationReqInput
@@ -92,22 +92,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             sent = not chunked.take_unsent() and self.chunked_req is not None
             if sent and not self._laps_wanted(self.chunked_req):
                 self.chunked_req = None
-        with self._laps_slot(None) if sent else nullcontext():
+        with temporarily(self, chunked_req=None) if sent else nullcontext():
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
 
     def _laps_wanted(self, req: Any) -> bool:
         """Return False once no decode server will take a prompt that started before its decode server was known: the
         prompt has then been answered and its memory is free."""
         return not req.pending_bootstrap or self.check_bootstrap(req) or not is_aborted(req)
-
-    @contextmanager
-    def _laps_slot(self, req: Req | None) -> Iterator[None]:
-        """Put `req` into the slot for the prompt in progress while the context lasts."""
-        held, self.chunked_req = self.chunked_req, req
-        try:
-            yield
-        finally:
-            self.chunked_req = held
 
     # -- SGLang's view of paused batches and parked prompts
 
@@ -155,11 +146,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None or self.laps.builder.adder is None:
             super()._add_request_to_queue(req, is_retracted)
             return
-        shown, self.waiting_queue = self.waiting_queue, self.laps.builder.joined
-        try:
+        with temporarily(self, waiting_queue=self.laps.builder.joined):
             super()._add_request_to_queue(req, is_retracted)
-        finally:
-            self.waiting_queue = shown
 
     def process_pending_chunked_abort(self) -> None:
         """End the aborted prompt in the slot, as SGLang does, and then each aborted parked prompt."""
@@ -170,10 +158,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 self._pending_chunked_abort_req = req
                 super().process_pending_chunked_abort()
             elif chunked and req in chunked.parked:
-                with self._laps_slot(req):
-                    pending, self._pending_chunked_abort_req = self._pending_chunked_abort_req, req
+                with temporarily(self, chunked_req=req, _pending_chunked_abort_req=req):
                     super().process_pending_chunked_abort()
-                    self._pending_chunked_abort_req = pending
                 chunked.parked.remove(req)
 
     # -- batches on the device
@@ -232,7 +218,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         # SGLang asks the slot whether a cut prompt goes on.
         parked = flight is not None and flight.cut in core.chunked.parked
         receipts, busy_us = self.laps.receipts, self.total_prefill_busy_us
-        slot = self._laps_slot(flight.cut) if parked and flight else nullcontext()
+        slot = temporarily(self, chunked_req=flight.cut) if parked and flight else nullcontext()
         with slot, nullcontext() if receipts is None else receipts.result_of(flight):
             super().process_batch_result(batch, result)
         if flight is not None:

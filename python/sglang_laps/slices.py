@@ -28,6 +28,7 @@ from sglang_laps.armed import Abandoned, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
 from sglang_laps.put_back import aside, put_back, restored_flags, save_state
+from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -54,7 +55,10 @@ def fits(batch: ScheduleBatch) -> bool:
 class _Pass:
     """State of one forward pass in slices. ``order`` gives the size or the number of slices."""
 
-    def __init__(self, batch: Any, everything: Operator, layers: int, order: SliceOrder, loops: int) -> None:
+    def __init__(
+        self, batch: Any, everything: Operator, layers: int, order: SliceOrder, loops: int, graphs: Any
+    ) -> None:
+        """`graphs`: the runner's prefill graphs, which the pass does without."""
         # A rank without requests runs an idle batch beside the other ranks.
         shape = list(zip(batch.extend_seq_lens_cpu or (), batch.extend_prefix_lens_cpu or (), strict=True))
         self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
@@ -64,7 +68,7 @@ class _Pass:
         self.total = loops * (float(layers) if self.even else everything.cost(self.tokens, self.pairs))
         self.cut = Cut(order.layers / layers * self.total)
         self.sent: deque[Any] = deque()
-        self.graphs: Any = None
+        self.graphs = graphs
         self.resumed, self.since = time.perf_counter(), 0.0
 
 
@@ -122,7 +126,7 @@ class Slices(Cutter):
             output = self._whole(forward_batch, *args, **kwargs)
             self._no_result.learn(output)
             return output
-        now = _Pass(forward_batch, self._all, self.layers, armed, self._loops)
+        now = _Pass(forward_batch, self._all, self.layers, armed, self._loops, self._runner.prefill_cuda_graph_runner)
         # Without prefill graphs: a graph replay calls no modules.
         try:
             with self._current_pass(now, None), restored_flags():
@@ -139,15 +143,8 @@ class Slices(Cutter):
     @contextmanager
     def _current_pass(self, now: _Pass | None, graphs: Any) -> Iterator[None]:
         """Make `now` the pass in slices, and `graphs` the runner's prefill graphs, while the context lasts."""
-        runner = self._runner
-        held = self._pass, runner.prefill_cuda_graph_runner
-        if now is not None:
-            now.graphs = held[1]
-        self._pass, runner.prefill_cuda_graph_runner = now, graphs
-        try:
+        with temporarily(self, _pass=now), temporarily(self._runner, prefill_cuda_graph_runner=graphs):
             yield
-        finally:
-            self._pass, runner.prefill_cuda_graph_runner = held
 
     def _load_batch(self, load: Callable[..., Any], forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         """Keep a pass in slices out of SGLang's shared buffers, which a batch in a pause would overwrite."""

@@ -136,7 +136,8 @@ class Laps:
         control.Profiles(scheduler, self.core)
         self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
         """True if a forward pass has ended when its call returns: no device runs behind the host."""
-        self.marks = None if self.synchronous else self._marks(scheduler)
+        stream = scheduler.forward_stream if scheduler.enable_overlap else None
+        self.marks = None if self.synchronous else Marks(scheduler.device_module, stream)
         """Events that measure times on the device; None if ``synchronous``."""
         overlaps = scheduler.enable_overlap and not self.synchronous and ranks.stages == 1
         self.late = Late(scheduler, self.core, ranks) if overlaps and alone and not colocated else None
@@ -189,8 +190,3 @@ class Laps:
             layers=None if cutter is None else cutter.layers, slice_s=slice_s_of(config.slice_ms),
             overhead=config.preempt_overhead,
         )  # fmt: skip
-
-    @staticmethod
-    def _marks(scheduler: Scheduler) -> Marks:
-        stream = scheduler.forward_stream if scheduler.enable_overlap else None
-        return Marks(scheduler.device_module, stream)

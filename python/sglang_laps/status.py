@@ -169,10 +169,8 @@ _GAUGES = (
     ("threshold.tokens", 1.0, "length_threshold_tokens", "Longest short request."),
     ("load.busy_share", 1.0, "busy_share", "Share of the last seconds the device was busy."),
     ("quotes.typical.*.ttft_ms", 1e3, "quote_seconds", "Quoted time to first token of a median request."),
-    (
-        *("quotes.typical.*.high_ms", 1e3, "quote_high_seconds"),
-        "Quoted time to first token that one request in ten exceeds.",
-    ),
+    ("quotes.typical.*.high_ms", 1e3, "quote_high_seconds",
+     "Quoted time to first token that one request in ten exceeds."),
     ("group.steps", 1.0, "group_steps", "Steps that the data-parallel attention ranks have planned together."),
     ("group.preemptions", 1.0, "group_preemptions", "Those of them that preempted another."),
     ("group.budget_s", 1.0, "group_budget_seconds", "Predicted time of the last such step."),
@@ -183,7 +181,7 @@ _GAUGES = (
     ("decode.target_ms", 1e3, "decode_target_seconds", "Target for the time between tokens."),
     ("decode.step_ms", 1e3, "decode_step_seconds", "Median device time of the latest decode steps."),
     ("decode.streams", 1.0, "decode_streams", "Requests that are decoded."),
-)
+)  # fmt: skip
 """Gauges: path in the snapshot (`*`: the class), divisor, name, help."""
 _COUNTERS = (
     ("totals.*.batches", "batches", "Prefill batches."),
@@ -191,19 +189,14 @@ _COUNTERS = (
     ("totals.*.tokens", "tokens", "New tokens prefilled."),
     ("totals.*.busy_s", "busy_s", "Device seconds."),
     ("quotes.outcomes.*.*", "quote_outcomes", "First tokens inside, below and above their quoted interval."),
-    (
-        *("quotes.beyond_bound", "quote_beyond_bound"),
-        "First tokens that came later than the bound they were quoted.",
-    ),
+    ("quotes.beyond_bound", "quote_beyond_bound", "First tokens that came later than the bound they were quoted."),
     ("decode.steps", "decode_steps", "Decode steps."),
     ("decode.steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
     ("decode.steps_carried", "decode_steps_carried", "Decode steps that ran as rows of a prefill batch."),
     ("decode.busy_s", "decode_busy_s", "Device seconds of the other decode steps."),
-    (
-        *("decode.abandoned_passes", "abandoned_passes"),
-        "Prefill batches that ended in a pause: all of their requests were aborted.",
-    ),
-)
+    ("decode.abandoned_passes", "abandoned_passes",
+     "Prefill batches that ended in a pause: all of their requests were aborted."),
+)  # fmt: skip
 """Counters: path in the snapshot (`*`: the class, then the side of the quoted interval), name, help."""
 KEYS = ("class", "side")
 """Labels for the stars of a path."""

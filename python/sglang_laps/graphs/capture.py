@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from sglang.srt.utils import get_cuda_graph_max_batch_size
 
 from sglang_laps.graphs.front import PrefillFront
 from sglang_laps.slices import ROWS_APART
+from sglang_laps.temporarily import temporarily
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,10 @@ def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]
     logger.warning("LAPS captures prefill graphs of the backend 'full', which SGLang calls experimental: use breakable"
                    " (leave --enable-batch-prefill-cuda-graph out) for production workloads.")  # fmt: skip
     stock, group = runner.prefill_cuda_graph_runner, get_parallel().tp_group
+    rows = list(ladder.rows)
+    full_graphs = PhaseConfig(backend=Backend.FULL, bs=rows, max_bs=rows[-1], full_prefill_max_req=ladder.slots)
     try:
-        with _full_backend(ladder):
+        with temporarily(get_exec().graph.cuda_graph_config, prefill=full_graphs):
             made = cuda_graph_setup.capture_prefill_graph(model_runner=runner, eager_runner=runner.eager_runner)
         full: Any = getattr(made, "runner", None)
         if not hasattr(full, "capture_num_tokens"):
@@ -61,18 +63,6 @@ def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]
     faster = ", ".join(map(str, sorted(ladder.faster))) or "none, the stock path is faster"
     logger.info("LAPS graphs: %d row counts captured (%s); replayed: %s.", len(ladder.rows), cost, faster)
     return PrefillFront(stock, full, ladder, cost)
-
-
-@contextmanager
-def _full_backend(ladder: Ladder) -> Iterator[None]:
-    """Give SGLang the prefill graph settings that the ladder needs, and restore the server's own afterwards."""
-    config, rows = get_exec().graph.cuda_graph_config, list(ladder.rows)
-    held = config.prefill
-    config.prefill = PhaseConfig(backend=Backend.FULL, bs=rows, max_bs=rows[-1], full_prefill_max_req=ladder.slots)
-    try:
-        yield
-    finally:
-        config.prefill = held
 
 
 def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | None:
