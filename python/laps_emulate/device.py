@@ -47,6 +47,7 @@ class EmulatedDevice(StandIn):
         self._timeline = timeline or Timeline()
         self._model = runner.forward
         self._lasted_s = 0.0
+        """Sum over all steps so far."""
         runner.forward = self._forward
 
     @property
@@ -92,13 +93,17 @@ class EmulatedDevice(StandIn):
             time.book(called, profile_s, time.now())
         else:
             self._in_slices(called, profile_s, shape, armed)
-        # Exclude the steps that ran in the pauses of this step: they are recorded on their own.
-        lasted_s = time.free - begin - (self._lasted_s - others_s)
-        self._lasted_s += lasted_s
-        (self.decoded if decodes else self.record).add(profile_s, lasted_s, model_s)
+        (self.decoded if decodes else self.record).add(profile_s, self._lasted(begin, others_s), model_s)
         if self.waits:
             time.wait(time.free)
         return output
+
+    def _lasted(self, begin: float, others_s: float) -> float:
+        """Return how long a step has lasted that started at `begin`, without the steps that ran in its pauses: they are
+        recorded on their own. `others_s`: ``_lasted_s`` at its start."""
+        lasted_s = self._timeline.free - begin - (self._lasted_s - others_s)
+        self._lasted_s += lasted_s
+        return lasted_s
 
     def _prefill_s(self, shape: list[tuple[int, int]], *, mixed: bool) -> float:
         """Return the time of a prefill step (seconds). `mixed`: rows of one token are decoded; each costs as much as a

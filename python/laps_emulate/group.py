@@ -38,11 +38,8 @@ class GroupDevice(EmulatedDevice):
         mode = forward_batch.forward_mode.name
         if mode not in (*PREFILLS, IDLE):
             return self._model(forward_batch, *args, **kwargs)
-        shape = (
-            []
-            if mode == IDLE
-            else [*zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)]
-        )
+        lens = () if mode == IDLE else (forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu)
+        shape = list(zip(*lens, strict=True))
         time, cost = self._timeline, self._cost
         told = torch.tensor([time.begin(), *cost.shape(shape)], dtype=torch.float64)
         torch.distributed.all_gather_into_tensor(self._told.view(-1), told, group=self._ranks)
@@ -56,9 +53,7 @@ class GroupDevice(EmulatedDevice):
             time.book(begin, seconds, time.now())
         else:
             self._in_parts(begin, seconds, order)
-        # Exclude the steps that ran in the pauses of this step: they are recorded on their own.
-        lasted_s = time.free - begin - (self._lasted_s - others_s)
-        self._lasted_s += lasted_s
+        lasted_s = self._lasted(begin, others_s)
         if shape:
             self.record.add(seconds, lasted_s, model_s)
         return output
