@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from sglang_laps.armed import SliceOrder
+from sglang_laps.cutter import SliceOrder
 from sglang_laps.stand_in import StandIn
 
 from laps_emulate.events import DeviceModule

@@ -15,8 +15,8 @@ from laps_core.policy.types import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
-from sglang_laps.armed import Cutter
 from sglang_laps.core import LapsCore
+from sglang_laps.cutter import Cutter
 from sglang_laps.flights import Part, Queues
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks

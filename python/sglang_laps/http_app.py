@@ -14,20 +14,20 @@ from msgspec import to_builtins
 from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-import sglang_laps.profile  # noqa: F401  (registers the warm-up)
+import sglang_laps.profile_warmup  # noqa: F401  (registers the warm-up)
 from sglang_laps import (  # noqa: F401  (some add routes)
     answering,
     moments,
     options,
+    page_route,
     prompts,
     quote_routes,
     receipt_routes,
     replay_route,
     routes,
     seams,
-    view,
 )
-from sglang_laps.kept import AnswerCache
+from sglang_laps.answer_cache import AnswerCache
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
 from sglang_laps.status import merge
@@ -42,7 +42,7 @@ if (_config := options.from_env()) is not None and _config.receipts:
     app.add_middleware(answering.ReceiptHeader)
 HookRegistry.apply_hooks()
 seams.require_applied()
-view.add(app)
+page_route.add(app)
 
 
 _pool = PoolCell.of_this_server()

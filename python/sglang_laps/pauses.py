@@ -21,9 +21,9 @@ from sglang.srt.managers.io_struct import PauseGenerationReqInput
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 
 from sglang_laps import host_loads, messages, put_back
-from sglang_laps.armed import Abandoned, Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
+from sglang_laps.cutter import Abandoned, Cutter
 from sglang_laps.flights import Flight
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks

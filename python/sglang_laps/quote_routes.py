@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request, Response
 from laps_core.protocol import MAX_AGE
 from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes, QuoteState, quote
 
+from sglang_laps.answer_cache import AnswerCache
 from sglang_laps.errors import error
-from sglang_laps.kept import AnswerCache
 from sglang_laps.quotes import states
 from sglang_laps.routes import reply, serve
 

@@ -12,8 +12,8 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import compat, counters, graphs, penalties, seams, stand_in
-from sglang_laps.asking import answer_query
-from sglang_laps.output import LapsOutputStreamer
+from sglang_laps.output_streamer import LapsOutputStreamer
+from sglang_laps.receipt_queries import answer_query
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 from sglang_laps.temporarily import temporarily

@@ -24,7 +24,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
-from sglang_laps.armed import Abandoned, Cutter, SliceOrder
+from sglang_laps.cutter import Abandoned, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
 from sglang_laps.put_back import aside, put_back, restored_flags, save_state

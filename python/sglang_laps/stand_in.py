@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_laps.armed import Cutter
+from sglang_laps.cutter import Cutter
 
 ATTRIBUTE = "laps_emulated"
 """Attribute of a scheduler that holds its stand-in."""

@@ -24,11 +24,11 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
 from sglang_laps import control, group, saved_model, sessions, slices, whole_view
-from sglang_laps.armed import Cutter
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, count_parked, count_rows, mixes, why_not
 from sglang_laps.core import LapsCore
+from sglang_laps.cutter import Cutter
 from sglang_laps.late import Late
 from sglang_laps.marks import Marks
 from sglang_laps.pauses import Pauses

@@ -292,7 +292,7 @@ def test_status_query_changes_no_state(mixin: Any, quotes: bool) -> None:
 def test_profile_uses_resolved_chunk_size() -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
     from sglang.srt.server_args import ServerArgs
-    from sglang_laps import profile
+    from sglang_laps import profile_warmup
 
     args = ServerArgs(model_path="dummy")
     declare_resolution(args, "a platform", chunked_prefill_size=2048)
@@ -308,21 +308,21 @@ def test_profile_uses_resolved_chunk_size() -> None:
         max_req_input_len=1 << 17,
         generate_request=generate_request,
     )
-    asyncio.run(profile.run("prefill", manager))
-    assert max(lengths) == profile.CHUNKS * 2048
+    asyncio.run(profile_warmup.run("prefill", manager))
+    assert max(lengths) == profile_warmup.CHUNKS * 2048
     for longest in (995, 60):
         lengths.clear()
         manager.max_req_input_len = longest
-        asyncio.run(profile.run("prefill", manager))
+        asyncio.run(profile_warmup.run("prefill", manager))
         assert max(lengths) == longest - 1, "all that SGLang accepts"
     declare_resolution(args, "a platform", chunked_prefill_size=-1)
-    asyncio.run(profile.run("prefill", manager))
+    asyncio.run(profile_warmup.run("prefill", manager))
     assert max(lengths) == 59
 
 
 def test_failed_profile_does_not_end_launch(caplog: pytest.LogCaptureFixture) -> None:
     from sglang.srt.server_args import ServerArgs
-    from sglang_laps import profile
+    from sglang_laps import profile_warmup
 
     async def generate_request(*_: Any) -> Any:
         raise ValueError("no room")
@@ -334,5 +334,5 @@ def test_failed_profile_does_not_end_launch(caplog: pytest.LogCaptureFixture) ->
         max_req_input_len=994,
         generate_request=generate_request,
     )
-    asyncio.run(profile.run("prefill", manager))
+    asyncio.run(profile_warmup.run("prefill", manager))
     assert "LAPS: the profile ended early: no room" in caplog.text

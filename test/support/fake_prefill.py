@@ -17,7 +17,7 @@ from laps_core.latency.model import LatencyModel
 from laps_core.paper import pacer
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipts
 from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level
-from sglang_laps import view
+from sglang_laps import page_route
 from synthetic_history import History
 
 Json = dict[str, Any]
@@ -98,7 +98,7 @@ class FakePrefill:
     def application(self, key: str | None, admin: str | None) -> FastAPI:
         """Return an application with the page, protected by keys as in SGLang."""
         app = FastAPI()
-        view.add(app)
+        page_route.add(app)
 
         @app.get("/laps_status")
         @auth_level(AuthLevel.ADMIN_OPTIONAL)

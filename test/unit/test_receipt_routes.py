@@ -14,7 +14,7 @@ from laps_core.receipts.receipt import LONGEST_ID, Receipt
 from laps_core.receipts.recent import Query
 from sglang.srt.entrypoints.http_server import app
 from sglang.srt.managers.io_struct import GetInternalStateReq
-from sglang_laps import asking, receipt_routes
+from sglang_laps import receipt_queries, receipt_routes
 from sglang_laps.classes import Tag
 from sglang_laps.receipts import Receipts
 
@@ -30,8 +30,8 @@ def test_receipts_route_rejects_seconds_out_of_range(query: str, code: int, monk
     receipts: Any = Receipts(SimpleNamespace(), 0)  # type: ignore[arg-type]
 
     async def ask(_: Any, asked: Any) -> list[Any]:
-        question = GetInternalStateReq(rid=asking._PREFIX + msgspec.json.encode(asked).decode())
-        return [asking.answer_query(question, receipts).internal_state[asking._KEY]]
+        question = GetInternalStateReq(rid=receipt_queries._PREFIX + msgspec.json.encode(asked).decode())
+        return [receipt_queries.answer_query(question, receipts).internal_state[receipt_queries._KEY]]
 
     monkeypatch.setattr(receipt_routes, "ask", ask)
     monkeypatch.setattr(receipt_routes, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=None))
@@ -44,8 +44,8 @@ def test_receipts_route_rejects_seconds_out_of_range(query: str, code: int, monk
 @pytest.mark.parametrize("text", ['{"seconds": 1e305}', "{", '{"slowest": "x"}'])
 def test_failing_question_has_empty_answer(text: str, caplog: pytest.LogCaptureFixture) -> None:
     receipts: Any = Receipts(SimpleNamespace(), 0)  # type: ignore[arg-type]
-    answer = asking.answer_query(GetInternalStateReq(rid=asking._PREFIX + text), receipts)
-    assert answer.internal_state == {asking._KEY: {}}
+    answer = receipt_queries.answer_query(GetInternalStateReq(rid=receipt_queries._PREFIX + text), receipts)
+    assert answer.internal_state == {receipt_queries._KEY: {}}
     assert "a question about receipts failed" in caplog.text
 
 

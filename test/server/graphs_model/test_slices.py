@@ -13,7 +13,7 @@ import torch
 from laps_core.slicing import MIN_ROWS
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_laps import no_slices, slices
-from sglang_laps.armed import Abandoned
+from sglang_laps.cutter import Abandoned
 from sglang_laps.layers import NoLayers, decoder_layers, points
 from sglang_laps.marks import Marks
 from toy_model import HIDDEN, Model, Runner, batch
