@@ -175,7 +175,7 @@ def run(args: Namespace) -> Piece:
             flush(target)
             # The client chooses ranks (``Homes``), because SGLang's controller uses old loads of ranks: one rank would
             # get several times as many requests as another, and different requests on each server.
-            answered = measure(fleet, name, rounds[i], seed, slow * PATIENCE_S, Homes(RANKS, seed))
+            answered = measure(fleet, name, rounds[i], seed, slow * PATIENCE_S, Homes(RANKS))
             told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             return answered
 

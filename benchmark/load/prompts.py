@@ -158,8 +158,8 @@ def to_rank(raw: bytes, rank: int) -> bytes:
 class Homes:
     """Route that sends each session to the rank with the fewest tokens in flight at its start, as in the simulator."""
 
-    def __init__(self, ranks: int, seed: int) -> None:
-        self._assign = Assign(ranks, "total_tokens", seed)
+    def __init__(self, ranks: int) -> None:
+        self._assign = Assign(ranks)
 
     def __call__(self, job: Job, raw: bytes) -> tuple[bytes, Callable[[], None]]:
         """Return the POST to send now, and the function to call after its answer."""

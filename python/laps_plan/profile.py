@@ -31,10 +31,6 @@ class Profile:
     """Origin of the numbers."""
     coefficients: Coefficients
     """Cost of a step on the stock path."""
-    graph_fixed_s: float | None = None
-    """``fixed`` of the coefficients for a step replayed from a full graph; None = no full graphs."""
-    eager_fixed_s: float | None = None
-    """``fixed`` of the coefficients for a step without prefill graphs; None if the stock path has none."""
     front_s: float = 0.0
     """Time of HTTP and tokenizer per request: one server process, first come first served."""
     front_token_s: float = 0.0
@@ -119,19 +115,12 @@ class Profile:
         )  # fmt: skip
         return replace(self, group=more)
 
-    def eager(self) -> Profile:
-        """Return the profile without prefill graphs on the stock path; unchanged if ``eager_fixed_s`` is None."""
-        if self.eager_fixed_s is None:
-            return self
-        return replace(self, coefficients=replace(self.coefficients, fixed=self.eager_fixed_s))
-
     def stretched(self, slow: float) -> Profile:
         """Return the profile with every step and launch ``slow`` times as long; other host times stay as they are."""
         terms = {k: v if k == "flat" else slow * v for k, v in asdict(self.coefficients).items()}
-        graph, eager = (None if v is None else slow * v for v in (self.graph_fixed_s, self.eager_fixed_s))
         return replace(
-            self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), graph_fixed_s=graph,
-            eager_fixed_s=eager, group=self.group and self.group.stretched(slow), launch_s=slow * self.launch_s,
+            self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms),
+            group=self.group and self.group.stretched(slow), launch_s=slow * self.launch_s,
             slices_launch_s=slow * self.slices_launch_s, decode=self.decode and self.decode.stretched(slow),
         )  # fmt: skip
 

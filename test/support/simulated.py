@@ -1,15 +1,16 @@
-"""Profiles and lengths that the simulator's tests share."""
+"""Profiles, lengths and conversations that the simulator's tests share."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
-from laps_plan.traffic.lengths import log_uniform, mix, uniform
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, log_uniform, mix, uniform
+from laps_plan.traffic.streams import Closed
 
-PROFILE = Profile(
-    name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), graph_fixed_s=3e-3,
-    poll_s=1e-9,
-)  # fmt: skip
+PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), poll_s=1e-9)
 
 
 HOST_PROFILE = Profile(
@@ -22,3 +23,39 @@ MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
 
 
 CHUNK = 2048
+
+
+TURN, REPLY = uniform(10, 200), uniform(50, 400)
+
+
+@dataclass
+class Sessions(Closed):
+    """Conversations: ``clients`` at a time, each replaced by a new one at its end; ``sizes``: lengths of first turns.
+
+    A turn adds ``turn`` new tokens and later the ``reply`` of the model to the history; the next turn comes ``think_s``
+    (exponential, mean) after the answer. The history is cached where the conversation was served before.
+    """
+
+    turn: Sizes = TURN
+    turns: float = 5.0
+    """Mean turns of a conversation (geometric)."""
+    reply: Sizes = REPLY
+    think_s: float = 5.0
+    _history: dict[int, int] = field(init=False, default_factory=dict)
+    _session: dict[int, int] = field(init=False, default_factory=dict)
+    _count: int = field(init=False, default=0)
+
+    def _next(self, now: float, client: int) -> Job:
+        rng = self._rngs[client]
+        self._sent += 1
+        at = now + rng.expovariate(1.0 / self.think_s)
+        if client not in self._session or rng.random() < 1.0 / self.turns:
+            self._count += 1
+            self._session[client] = self._count
+            new, history = self.sizes(rng), 0
+        else:
+            history = self._history[client] + self.reply(rng)
+            new = self.turn(rng)
+        self._history[client] = history + new
+        stream, number = self._session[client], self._sent
+        return Job(at, new, history, stream, continues_stream=True, slo_s=self.slo_s, client=client, number=number)

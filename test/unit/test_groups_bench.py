@@ -84,7 +84,7 @@ def _shared(a: list[int], b: list[int]) -> int:
 
 
 def test_sessions_keep_dp_rank_and_start_on_least_loaded() -> None:
-    homes = Homes(3, seed=1)
+    homes = Homes(3)
     raw = SessionPrompts((3, 2000), 1, 4096, reuse=True, prefill_only=True).bodies([Job(0.0, 5)], 1)[0]
 
     def sent(job: Job) -> tuple[int, Callable[[], None]]:

@@ -21,8 +21,8 @@ from laps_plan.sim.stock import Fcfs, Scheduler
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, uniform
-from laps_plan.traffic.streams import Closed, Open, Sessions, Trace
-from simulated import CHUNK, HOST_PROFILE, MIX, PROFILE
+from laps_plan.traffic.streams import Closed, Open, Trace
+from simulated import CHUNK, HOST_PROFILE, MIX, PROFILE, Sessions
 
 WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
 """Knobs for stock's chunks, without slices."""
@@ -111,14 +111,14 @@ def test_short_prompts_join_only_long_batches_and_stay_whole() -> None:
 
     workload = Open(MIX, 40.0, 1500, seed=6)
     short = sum(job.new + job.cached <= 256 for job in workload.arrivals())
-    for name in ("dual", "laps", "laps-graphs"):
+    for name in ("dual", "laps"):
         groups = watch(name, workload, check).groups()
         assert groups["short"].requests == short
         assert groups["short"].requests + groups["long"].requests == groups["all"].requests == 1500
     assert kinds == {True, False}
 
 
-@pytest.mark.parametrize("name", ["fcfs", "laps-graphs"])
+@pytest.mark.parametrize("name", ["fcfs", "laps"])
 def test_same_seed_gives_same_run(name: str) -> None:
     def once(seed: int) -> tuple[Sequence[float], float]:
         outcome = run(VARIANTS[name], Sessions(MIX, 20, 700, seed, turn=uniform(8, 200)), HOST_PROFILE, servers=3,

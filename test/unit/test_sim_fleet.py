@@ -11,7 +11,8 @@ from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, log_uniform, mix, uniform
-from laps_plan.traffic.streams import Open, Sessions, Trace, poisson
+from laps_plan.traffic.streams import Open, Trace, poisson
+from simulated import Sessions
 
 PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3))
 MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)

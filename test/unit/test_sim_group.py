@@ -12,7 +12,7 @@ from laps_plan.sim.engine import Events, simulate
 from laps_plan.sim.fleet import Single
 from laps_plan.sim.group import Assign, GroupBatch, GroupServer, Ranks
 from laps_plan.sim.metrics import Outcome, lone_s
-from laps_plan.sim.ranks import Joint, PerRank
+from laps_plan.sim.ranks import Joint
 from laps_plan.sim.request import Request
 from laps_plan.sim.variants import VARIANTS, Variant, run
 from laps_plan.traffic.job import Job
@@ -24,8 +24,7 @@ PROFILE = Profile.load("h200-deepseek-v3-dp8").with_ranks(4)
 SIZES = mix(uniform(8, 256), log_uniform(1024, 40_000), 0.1)
 GROUPS = {
     "fcfs": VARIANTS["fcfs"], "hrrn": VARIANTS["hrrn"], "spf": VARIANTS["shortest-prefill-first"],
-    "delayed": Variant("shortest-prefill-first", passes=30), "laps": VARIANTS["laps"],
-    "whole": Variant(laps={"slice_ms": 0.0}),
+    "laps": VARIANTS["laps"], "whole": Variant(laps={"slice_ms": 0.0}),
 }  # fmt: skip
 
 
@@ -49,7 +48,7 @@ def test_every_token_is_computed_once_and_every_request_answered(name: str) -> N
 
     jobs = list(Open(SIZES, 20.0, 150, seed=3).arrivals())
     events = Events()
-    server = GroupServer("one", policy, Devices(PROFILE), events, Assign(4, "total_tokens", 0))
+    server = GroupServer("one", policy, Devices(PROFILE), events, Assign(4))
     outcome = simulate(Trace(jobs), Single([server]), events)
     assert len(outcome.record) == len(jobs)
     assert computed == {job.number: job.new for job in jobs}
@@ -75,13 +74,6 @@ def test_overlap_loop_increases_mean_ttft() -> None:
     assert overlapped.groups()["all"].ttft["mean"] > 1.1 * plain.groups()["all"].ttft["mean"]
 
 
-def test_prefill_delayer_holds_requests_while_dp_rank_is_idle() -> None:
-    policy = PerRank(2, "fcfs", 1024, passes=3)
-    policy.add(0, Request(0, 0.0, 100), 0.0)
-    said = [policy.next(0.0) for _ in range(3)]
-    assert [isinstance(s, GroupBatch) for s in said] == [False, False, True]
-
-
 def test_session_turns_stay_at_dp_rank_with_history() -> None:
     turns = [Turn(500, 4000, 0.0), Turn(100, 4500, 1.0), Turn(100, 4600, 1.0)]
     at: dict[int, set[int]] = {}
@@ -93,8 +85,8 @@ def test_session_turns_stay_at_dp_rank_with_history() -> None:
             super().add(rank, request, now)
 
     events = Events()
-    server = GroupServer("one", Watched(PROFILE, 8192), Ranks(PROFILE), events, Assign(4, "random", 0))
-    outcome = simulate(Trace(jobs([(0.1 * i, turns) for i in range(8)])), Single([server]), events)
+    server = GroupServer("one", Watched(PROFILE, 8192), Ranks(PROFILE), events, Assign(4))
+    outcome = simulate(Trace(jobs([(0.001 * i, turns) for i in range(8)])), Single([server]), events)
     assert len(outcome.record) == 24
     assert all(len(ranks) == 1 for ranks in at.values())
     assert len(set.union(*at.values())) > 1

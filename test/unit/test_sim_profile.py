@@ -6,22 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients, StepShape
 from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Waiting
 from laps_plan.profile import FOLDER, Profile, names
-from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s
-from laps_plan.sim.request import Batch, Request
 from laps_plan.traffic.lengths import fixed, mix, uniform
 
 from benchmark.fidelity.compare import Simulator, drawn
 from benchmark.fidelity.host import LADDER, Host, LoneRequests
-
-
-def batch(*new: int) -> Batch:
-    return Batch([(Request(i, 0.0, n), n, 0) for i, n in enumerate(new)], [])
 
 
 def test_profile_round_trips_and_unknown_name_is_refused(tmp_path: Path) -> None:
@@ -31,21 +24,6 @@ def test_profile_round_trips_and_unknown_name_is_refused(tmp_path: Path) -> None
     assert set(names()) == {p.stem for p in FOLDER.glob("*.json")}
     with pytest.raises(SystemExit, match="known:"):
         Profile.load("nothing")
-
-
-def test_graph_cells_replay_only_if_faster_and_large_enough() -> None:
-    known = Profile.load("h200-qwen3-8b").eager()
-    device = Device(known, graphs=LapsConfig(graphs=True))
-    covered, long = batch(20, 30, 40), batch(20, 4000)
-    with_cells, without = device.seconds(covered), Device(known).seconds(covered)
-    assert covered.replayed
-    assert with_cells < without
-    device.seconds(long)
-    assert not long.replayed
-    # With SGLang's own graphs a step of this model waits for its weights anyway, so no graph pays.
-    other = batch(20, 30, 40)
-    Device(Profile.load("h200-qwen3-8b"), graphs=LapsConfig(graphs=True)).seconds(other)
-    assert not other.replayed
 
 
 def test_host_times_are_fitted_from_lone_requests() -> None:

@@ -36,12 +36,8 @@ class Host:
     """Time from a decision to its step on the device; the overlap loop does not hide this time."""
     reply_s: float = 4e-3
     """Time for messages between processes, result, detokenizer and HTTP; delays no other request."""
-    eager_layer_s: float = 220e-6
-    """Time to launch one layer kernel by kernel."""
     breakable_layer_s: float = 90e-6
     """Time to launch one layer with graphs that break at attention, SGLang's default for prefill."""
-    full_layer_s: float = 4e-6
-    """Device gaps per layer within one whole graph."""
     slice_layer_s: float = 590e-6
     """Time to launch one layer of a sliced step, pauses included: a LAPS server on an H200 measured 16.5 ms for 28."""
 
@@ -72,21 +68,16 @@ def profile(
     """Return a profile. ``details``: inputs of the grid (JSON-ready). ``steps``: decode steps; empty if unknown."""
     host = host or Host()
     known = fit(rows)
-
-    def fixed(layer_s: float) -> float:
-        return max(known.fixed, layer_s * layers - known.linear * known.flat)
-
+    launch_s = host.breakable_layer_s * layers
     made = Profile(
         name=name,
         source=source,
-        coefficients=replace(known, fixed=fixed(host.breakable_layer_s)),
-        graph_fixed_s=fixed(host.full_layer_s),
-        eager_fixed_s=fixed(host.eager_layer_s),
+        coefficients=replace(known, fixed=max(known.fixed, launch_s - known.linear * known.flat)),
         front_s=host.front_s,
         front_token_s=host.front_token_s,
         step_host_s=host.step_host_s,
         reply_s=host.reply_s,
-        launch_s=host.breakable_layer_s * layers,
+        launch_s=launch_s,
         slices_launch_s=host.slice_layer_s * layers,
         layers=layers,
         ahead=True,

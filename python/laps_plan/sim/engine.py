@@ -57,7 +57,7 @@ class Server:
         self.scheduler = scheduler
         self.device = device
         self.busy_s = 0.0
-        self.batches = self.replayed = 0
+        self.batches = 0
         self.meter = BusyMeter() if meter else None
         """Meter of the busy share that is reported to a router; None without."""
         self.spent: dict[ClassName, float] = {"short": 0.0, "long": 0.0}
@@ -126,7 +126,6 @@ class Server:
         batch.end = max(batch.begin + took, launched)
         self.busy_s += batch.end - batch.begin
         self.batches += bool(batch.parts)  # a sliced batch counts with its last slice
-        self.replayed += batch.replayed
         return launched
 
     def _decide(self, now: float, batch: Batch) -> None:
@@ -240,5 +239,5 @@ def simulate(
     profile = servers[0].device.profile
     return Outcome(
         record, profile, chunk, max(last - first, 1e-12), [s.busy_s for s in servers],
-        sum(s.batches for s in servers), sum(s.replayed for s in servers), sent, list(fleet.moves), left,
+        sum(s.batches for s in servers), sent, list(fleet.moves), left,
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from laps_plan.profile import Profile
 from laps_plan.sim.engine import Events, Server
@@ -49,25 +48,19 @@ class GroupPolicy(Protocol):
         """Process the results of a batch at ``now``."""
 
 
-AssignRule = Literal["total_tokens", "random"]
-
-
 class Assign:
-    """Assignment of requests to ranks; a later turn of a session goes to the rank that holds its history."""
+    """Assignment of requests to ranks: to the rank with the fewest tokens in progress, as SGLang counts them
+    ("total_tokens"). A later turn of a session goes to the rank that holds its history."""
 
-    def __init__(self, ranks: int, rule: AssignRule, seed: int) -> None:
-        """``rule``: "total_tokens" (rank with the fewest tokens in progress, as SGLang counts them), or "random" (by
-        bootstrap room, the default of prefill servers)."""
+    def __init__(self, ranks: int) -> None:
         self._tokens = [0] * ranks
-        self._random = random.Random(f"{seed} ranks") if rule == "random" else None
         self._home: dict[int, int] = {}
 
     def rank(self, request: Request) -> int:
         """Return the rank that a request goes to."""
         home = self._home.get(request.session)
         if home is None:
-            tokens = self._tokens
-            home = tokens.index(min(tokens)) if self._random is None else self._random.randrange(len(tokens))
+            home = self._tokens.index(min(self._tokens))
         if request.session >= 0:
             self._home[request.session] = home
         self._tokens[home] += request.prompt

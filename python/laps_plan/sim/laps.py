@@ -207,7 +207,7 @@ class Laps:
             running.started = batch.begin
         if self._in_pause:
             return
-        running.done, running.stock = batch.end, self._learn and not batch.replayed
+        running.done, running.stock = batch.end, self._learn
         below = self._under_way[-1].running if self._under_way else None
         self.pacer.record_result(running, below, now)
         if self._memory is not None:

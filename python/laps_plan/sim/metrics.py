@@ -60,11 +60,6 @@ class Group:
     within: float | None = None
     """Goodput: share whose TTFT was within the SLO (0..1); None = no SLO given."""
 
-    @property
-    def violations(self) -> float | None:
-        """Return the share of requests whose TTFT was above the SLO (0..1); None = no SLO given."""
-        return None if self.within is None else 1.0 - self.within
-
 
 @dataclass
 class Outcome:
@@ -78,7 +73,6 @@ class Outcome:
     busy_s: list[float]
     """Device time used by each server."""
     batches: int
-    replayed: int
     sent: int
     """Requests that arrived."""
     moves: list[tuple[float, str, str]] = field(default_factory=list)

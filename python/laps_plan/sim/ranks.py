@@ -15,21 +15,13 @@ from laps_plan.sim.group import GroupBatch, Parts
 from laps_plan.sim.request import Batch, Request
 from laps_plan.sim.stock import POLICIES, Stock
 
-POLL_S = 0.0015
-"""Approximate time of a pass of the delayer that runs nothing (seconds)."""
-
 
 class PerRank:
-    """A stock policy on each rank, which decides for itself; a rank without work runs an idle batch.
+    """A stock policy on each rank, which decides for itself; a rank without work runs an idle batch."""
 
-    ``passes`` > 0: SGLang's prefill delayer. While some ranks could prefill and others could not, no rank starts a new
-    prompt, for fewer than ``passes`` passes in a row; prompts in progress continue.
-    """
-
-    def __init__(self, ranks: int, policy: str, chunk: int, passes: int = 0) -> None:
+    def __init__(self, ranks: int, policy: str, chunk: int) -> None:
         """``chunk``: maximum new tokens of a rank's batch."""
         self._ranks: list[Stock] = [POLICIES[policy](chunk) for _ in range(ranks)]
-        self._passes, self._delayed = passes, 0
 
     @property
     def waiting_tokens(self) -> int:
@@ -42,16 +34,11 @@ class PerRank:
 
     def next(self, now: float) -> GroupBatch | float | None:
         """See GroupPolicy."""
-        if self._passes:
-            mixed = len({rank.busy for rank in self._ranks}) == 2 and self._delayed < self._passes - 1
-            self._delayed = self._delayed + 1 if mixed else 0
-            for rank in self._ranks:
-                rank.held = mixed
         said = [rank.next(now) for rank in self._ranks]
         batches = [b if isinstance(b, Batch) else Batch([], []) for b in said]
         if any(b.parts for b in batches):
             return GroupBatch([b.parts for b in batches], [r for b in batches for r in b.ending], policy_step=batches)
-        return now + POLL_S if self._delayed else None
+        return None
 
     def finished(self, batch: GroupBatch, now: float) -> None:
         """See GroupPolicy."""

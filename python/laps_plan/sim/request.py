@@ -77,8 +77,6 @@ class Batch:
     """True if prepared while the device was busy: no host time passes before the batch."""
     begin: float = 0.0
     end: float = 0.0
-    replayed: bool = False
-    """True if replayed from a full graph."""
     streams: int = 0
     """Number of requests decoded in this batch. Without ``parts`` it is a decode step, with ``parts`` a mixed chunk."""
     context: int = 0

@@ -49,13 +49,6 @@ class Stock(AtOnce):
         """Maximum new tokens of a batch."""
         self._parked: Request | None = None
         self.waiting_tokens = 0
-        self.held = False
-        """True while the prefill delayer keeps new prompts from starting."""
-
-    @property
-    def busy(self) -> bool:
-        """Return True if there is a prompt to prefill."""
-        return self._parked is not None or self._head() is not None
 
     def add(self, request: Request, now: float) -> None:
         """Add a request to the queue."""
@@ -71,7 +64,7 @@ class Stock(AtOnce):
         if parked is not None:
             room -= self._take(parked, self._limit(parked, room), parts, ending)
         self._sort(room)
-        while room > 0 and not self.held:
+        while room > 0:
             request = self._head()
             if request is None or not self._may_start(request, room):
                 break

@@ -14,19 +14,13 @@ from laps_plan.profile import Profile
 from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, Server, simulate
 from laps_plan.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
-from laps_plan.sim.group import Assign, AssignRule, GroupPolicy, GroupServer, Ranks
+from laps_plan.sim.group import Assign, GroupPolicy, GroupServer, Ranks
 from laps_plan.sim.laps import Laps
 from laps_plan.sim.memory import Memory
 from laps_plan.sim.metrics import RANK_CHUNK, Outcome
 from laps_plan.sim.ranks import Joint, PerRank
-from laps_plan.sim.stock import POLICIES as STOCK
-from laps_plan.sim.stock import Scheduler, Stock
-from laps_plan.sim.tomorrow import Interleaved, Preflow, Several
+from laps_plan.sim.stock import POLICIES, Scheduler
 from laps_plan.traffic.streams import Stream
-
-POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
-"""Policies of stock servers, and policies proposed for them."""
-DUAL_ONLY = {"wait_window_ms": 0.0}
 
 
 @dataclass(frozen=True)
@@ -35,16 +29,10 @@ class Variant:
 
     policy: str | None = None
     laps: Mapping[str, Any] = field(default_factory=dict)
-    graphs: bool = False
-    """Full graphs for short batches."""
-    eager: bool = False
-    """True: without SGLang's own prefill graphs."""
-    passes: int = 0
-    """Passes of SGLang's prefill delayer, if ranks run steps together; 0 = off."""
 
     def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
         """Return the knobs of LAPS; ``more`` overrides the variant's own."""
-        return LapsConfig(**{"graphs": self.graphs, **self.laps, **more})
+        return LapsConfig(**{**self.laps, **more})
 
     def scheduler(
         self, chunk: int | None, device: Device, more: Mapping[str, Any], memory: Memory | None = None
@@ -67,26 +55,16 @@ class Variant:
                 overhead=knobs.preempt_overhead,
             )
         ranks = profile.group.ranks
-        return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK, self.passes)
+        return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK)
 
 
 VARIANTS: dict[str, Variant] = {
     "fcfs": Variant("fcfs"),
     "hrrn": Variant("hrrn"),
     "shortest-prefill-first": Variant("shortest-prefill-first"),
-    "several": Variant("several"),
-    "interleaved": Variant("interleaved"),
-    "preflow": Variant("preflow"),
     "paper": Variant(laps={"preset": "paper"}),
-    "dual": Variant(laps=DUAL_ONLY),
+    "dual": Variant(laps={"wait_window_ms": 0.0}),
     "laps": Variant(),
-    "laps-graphs": Variant(graphs=True),
-    # SGLang before it had prefill graphs: the paper's baseline.
-    "eager-fcfs": Variant("fcfs", eager=True),
-    "eager-fcfs-graphs": Variant("fcfs", eager=True, graphs=True),
-    "eager-dual": Variant(laps=DUAL_ONLY, eager=True),
-    "eager-laps": Variant(eager=True),
-    "eager-laps-graphs": Variant(eager=True, graphs=True),
 }
 
 
@@ -102,19 +80,15 @@ def run(
     alloc: AllocConfig | None = None,
     seed: int = 0,
     until_s: float = float("inf"),
-    assign: AssignRule = "total_tokens",
     overlap: bool = False,
     memory: tuple[int, float] | None = None,
 ) -> Outcome:
     """Simulate ``workload`` on ``servers`` servers of one variant behind ``router`` (one server needs none).
 
     With data-parallel attention ranks, stock policies divide ``chunk`` among the ranks, as SGLang does; LAPS uses
-    RANK_CHUNK. ``assign``: rule for the rank of a request (group.Assign). ``overlap``: with the overlap loop.
-    ``memory``: arguments of ``Memory``; None = unlimited.
+    RANK_CHUNK. ``overlap``: with the overlap loop. ``memory``: arguments of ``Memory``; None = unlimited.
     """
     events = Events()
-    profile = profile.eager() if variant.eager else profile
-    ladder = variant.knobs(knobs or {}) if variant.graphs else None
     made: list[Server]
     if profile.group is not None:
         made = [
@@ -123,14 +97,14 @@ def run(
                 variant.ranks(profile, chunk, knobs or {}),
                 Ranks(profile),
                 events,
-                Assign(profile.group.ranks, assign, seed * 1009 + i),
+                Assign(profile.group.ranks),
                 overlap=overlap,
             )
             for i in range(servers)
         ]
     else:
         meter = router == "pools" and servers > 1
-        devices = [Device(profile, graphs=ladder, seed=seed * 1009 + i) for i in range(servers)]
+        devices = [Device(profile, seed=seed * 1009 + i) for i in range(servers)]
         made = [
             Server(
                 f"http://p{i}",

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.lengths import Sizes, uniform
+from laps_plan.traffic.lengths import Sizes
 
 TURNAROUND_S = (0.2e-3, 3e-3)
 """Range of the time after which a client in a closed loop sends again: uniform (seconds)."""
 SPACING_S = 1e-3
 """Mean time between the requests of a burst (seconds)."""
-TURN, REPLY = uniform(10, 200), uniform(50, 400)
 
 
 class Stream(Protocol):
@@ -180,36 +179,3 @@ class Closed:
         self._sent += 1
         at = now + low + (high - low) * rng.random()
         return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
-
-
-@dataclass
-class Sessions(Closed):
-    """Conversations: ``clients`` at a time, each replaced by a new one at its end; ``sizes``: lengths of first turns.
-
-    A turn adds ``turn`` new tokens and later the ``reply`` of the model to the history; the next turn comes ``think_s``
-    (exponential, mean) after the answer. The history is cached where the conversation was served before.
-    """
-
-    turn: Sizes = TURN
-    turns: float = 5.0
-    """Mean turns of a conversation (geometric)."""
-    reply: Sizes = REPLY
-    think_s: float = 5.0
-    _history: dict[int, int] = field(init=False, default_factory=dict)
-    _session: dict[int, int] = field(init=False, default_factory=dict)
-    _count: int = field(init=False, default=0)
-
-    def _next(self, now: float, client: int) -> Job:
-        rng = self._rngs[client]
-        self._sent += 1
-        at = now + rng.expovariate(1.0 / self.think_s)
-        if client not in self._session or rng.random() < 1.0 / self.turns:
-            self._count += 1
-            self._session[client] = self._count
-            new, history = self.sizes(rng), 0
-        else:
-            history = self._history[client] + self.reply(rng)
-            new = self.turn(rng)
-        self._history[client] = history + new
-        stream, number = self._session[client], self._sent
-        return Job(at, new, history, stream, continues_stream=True, slo_s=self.slo_s, client=client, number=number)
