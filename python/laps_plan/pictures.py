@@ -17,8 +17,6 @@ COLOURS = {
     "laps": "#0b6e4f",
     "laps-graphs": "#1f77b4",
     "laps, pools": "#8c564b",
-    "AWD": "#1f77b4",
-    "fixed window": "#ff7f0e",
 }
 
 
