@@ -41,6 +41,7 @@ from sglang_laps.steps import Steps
 from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:
+    from laps_core.latency.model import LatencyModel
     from sglang.srt.managers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -61,25 +62,45 @@ def is_colocated(scheduler: Scheduler) -> bool:
     return bool(scheduler.server_args.disaggregation_mode == DisaggregationMode.NULL.value)
 
 
+def _cutter(scheduler: Scheduler, config: LapsConfig, alone: str | None) -> Cutter | str:
+    """Return what divides long batches into slices, or the reason why nothing does. `alone`: why data-parallel ranks
+    plan alone; None = they plan together."""
+    if config.slice_ms == 0.0:
+        return "slice_ms is 0"
+    if is_colocated(scheduler) and alone is None:
+        return "ranks that plan together decode between their steps"
+    return slices.cutter(scheduler, device_of(scheduler), together=alone is None)
+
+
+def _pacer(scheduler: Scheduler, config: LapsConfig, unit: int, layers: int, model: LatencyModel) -> Pacer:
+    """Return the pacer. `unit`: tokens that a chunk is a multiple of; `layers`: layers of a sliced batch, 0 without
+    slices. Raises ConfigError if a knob is invalid on this server."""
+    chunk: int | None = scheduler.chunked_prefill_size
+    most = scheduler.max_prefill_tokens
+    if chunk is not None:
+        chunk = min(b for b in (chunk, most) if b is not None and b > 0)
+    even = get_parallel().pp_size > 1
+    pacer = pacer_of(config, chunk_tokens=chunk, batch_tokens=most, unit=unit, layers=layers, even=even, model=model)
+    if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
+        logger.warning(
+            "LAPS: the length threshold is lowered from %s to %d tokens, what one chunk holds.",
+            config.length_threshold,
+            pacer.threshold_tokens,
+        )
+    return pacer
+
+
 class Laps:
     """All parts of LAPS in one scheduler."""
 
     def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
         """`stock`: SGLang's method that builds the next batch. Ends the process if a knob or the profile is invalid."""
         page, colocated = scheduler.page_size, is_colocated(scheduler)
-        chunk: int | None = scheduler.chunked_prefill_size
-        if chunk is not None:
-            chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
         self.ranks = ranks = Ranks(scheduler.attn_cp_cpu_group, scheduler.attn_tp_cpu_group)
         unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.min_divisible_tokens))
         device = device_of(scheduler)
         alone = group.why_not(scheduler)
-        if config.slice_ms == 0.0:
-            made: str | Cutter = "slice_ms is 0"
-        elif colocated and alone is None:
-            made = "ranks that plan together decode between their steps"
-        else:
-            made = slices.cutter(scheduler, device, together=alone is None)
+        made = _cutter(scheduler, config, alone)
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
@@ -92,24 +113,9 @@ class Laps:
             # A fit takes longer than many slices; this thread takes over the result between two decisions.
             fits = ThreadPoolExecutor(1, "laps-fit").submit
             model.submit = fits
-            most = scheduler.max_prefill_tokens
-            pacer = pacer_of(
-                config,
-                chunk_tokens=chunk,
-                batch_tokens=most,
-                unit=unit,
-                layers=layers,
-                even=get_parallel().pp_size > 1,
-                model=model,
-            )
+            pacer = _pacer(scheduler, config, unit, layers, model)
         except ConfigError as e:
             refuse(e)
-        if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
-            logger.warning(
-                "LAPS: the length threshold is lowered from %s to %d tokens, what one chunk holds.",
-                config.length_threshold,
-                pacer.threshold_tokens,
-            )
 
         def cached(req: Any) -> int:
             if req.positional_embed_overrides is not None:
