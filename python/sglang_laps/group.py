@@ -22,6 +22,7 @@ from laps_core.length import LONG, SHORT, ClassName, whole_units
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_laps import messages
 from sglang_laps.flights import as_waiting
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Group:
         `slice_s`, `overhead`: see ``GroupPlanner``. `submit`: runs a fit of step times in the background."""
         parallel = get_parallel()
         self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
+        self._scheduler = scheduler
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
         self._planner = GroupPlanner(
@@ -112,7 +114,9 @@ class Group:
         ready = self._model.ready
         begun = len(queues.begun)
         self._hold.update(now, (*queues.short, *queues.long[begun:]), lacking=self._core.lacking)
-        prompts, at = self._prompts(queues) if ready else ([], [])
+        # A message reaches the ranks in different pauses, so a rank that is told to stop still takes part in this.
+        offers = ready and not messages.stop(self._scheduler._deferred_input_requests)
+        prompts, at = self._prompts(queues) if offers else ([], [])
         decode = self._core.decode
         due = (
             {} if decode is None else {"until_decode_s": decode.time_to_next_step_s(now), "owed_s": decode.owed_s(now)}

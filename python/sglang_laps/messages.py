@@ -21,6 +21,7 @@ from sglang.srt.managers.io_struct import (
     LoadLoRAAdapterFromTensorsReqInput,
     LoadLoRAAdapterReqInput,
     OpenSessionReqInput,
+    PauseGenerationReqInput,
     ProfileReq,
     SetInternalStateReq,
     SlowDownReqInput,
@@ -62,3 +63,8 @@ def take_ready(deferred: list[Any], adapters: Callable[[], Collection[str | None
 def holds(deferred: list[Any]) -> bool:
     """Return True if one of these messages, which were not ready, holds back all later messages."""
     return any(not isinstance(message, ALONE) for message in deferred)
+
+
+def stop(deferred: list[Any]) -> bool:
+    """Return True after /pause_generation: it waits for the end of the pass, and nothing else runs meanwhile."""
+    return any(isinstance(message, PauseGenerationReqInput) for message in deferred)

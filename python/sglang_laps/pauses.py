@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core.policy.types import Paused
-from sglang.srt.managers.io_struct import PauseGenerationReqInput
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 
 from sglang_laps import host_loads, messages, put_back
@@ -140,7 +139,7 @@ class Pauses:
             self._take_in_host_copies()
             self._receive_messages()
             ends = self._cutter is not None and self._cutter.abandons and self._discard_if_all_aborted(flight)
-            done = ends or self._must_stop()
+            done = ends or messages.stop(sched._deferred_input_requests)
             while not done and (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
                 ran = True
@@ -180,10 +179,6 @@ class Pauses:
         """Return False: a prefill server finishes the pass, because a decode server waits for each of its requests.
         Servers that decode can end it (``colocated``)."""
         return False
-
-    def _must_stop(self) -> bool:
-        """Return True after /pause_generation: it waits for the end of the pass, and nothing else runs meanwhile."""
-        return any(isinstance(r, PauseGenerationReqInput) for r in self._scheduler._deferred_input_requests)
 
     def _next(self, paused: Paused) -> Any:
         """Return the batch that runs in this pause, or None."""

@@ -48,8 +48,10 @@ class World:
         core: Any = SimpleNamespace(pacer=pacer, classes=classes, decode=None, page=page, unit=page, lacking=False)
         self.core = core
         monkeypatch.setattr(group, "as_waiting", self._waiting)
-        scheduler: Any = SimpleNamespace(tp_cpu_group=None)
-        self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]
+        self.deferred: list[list[Any]] = [[] for _ in range(RANKS)]
+        """Messages that each rank has received in a pause and has not dispatched yet."""
+        scheds: list[Any] = [SimpleNamespace(tp_cpu_group=None, _deferred_input_requests=d) for d in self.deferred]
+        self.groups = [group.Group(sched, core, known, chunk=CHUNK, guard=0.15) for sched in scheds]
 
     def _waiting(self, req: Any, *, begun: bool = False) -> Any:
         from laps_core.policy.types import Waiting
@@ -92,6 +94,17 @@ def test_short_requests_join_step_and_long_work_takes_rest(monkeypatch: pytest.M
     assert 150 < mine.long.tokens <= CHUNK, "a piece of the long one"
     assert theirs.long.picked[0] == 1, "least work first"
     assert mine.threshold == theirs.threshold == 256
+
+
+def test_rank_that_is_told_to_pause_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+    world = World(monkeypatch, COST)
+    waiting = [queues([world.req(50)]), queues([world.req(60)])]
+    for rank in range(RANKS):
+        world.deferred[rank].append(PauseGenerationReqInput())
+        plans = world.round(*waiting)
+        assert [plan.picked for plan in plans] == [() if i <= rank else (0,) for i in range(RANKS)]
 
 
 @pytest.mark.usefixtures("adder")
