@@ -24,6 +24,7 @@ RECORDS = (
 )
 """Methods that ask the schedulers for a record of the chosen experts."""
 MOST_TOP_K = 2**31 - 1
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 PADDING = 64
 """The embedding has rows for ids up to the next multiple of this number."""
 
@@ -74,6 +75,15 @@ def require_processor(obj: Any) -> None:
         CustomLogitProcessor.from_str(processor)
     except Exception as e:
         raise ValueError(f"custom_logit_processor: {type(e).__name__}: {reprlib.repr(str(e))}") from None
+
+
+def require_rollback(obj: Any, args: Any) -> None:
+    """Raise ValueError for a grammar of outlines on a server that drafts: it cannot take back the tokens of a draft.
+    `args`: the server arguments."""
+    params = getattr(obj, "sampling_params", None)
+    found = next((name for name in GRAMMARS if isinstance(params, dict) and params.get(name)), None)
+    if found and args.grammar_backend == "outlines" and args.speculative_algorithm:
+        raise ValueError(f"{found}: not with --grammar-backend outlines and speculative decoding")
 
 
 def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:

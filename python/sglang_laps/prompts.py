@@ -38,6 +38,8 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
         fatal.require_room(obj)
         if several_samples(getattr(obj, "sampling_params", None)):
             raise ValueError(ONE_SAMPLE)
+    else:
+        fatal.require_rollback(obj, manager.server_args)
     if manager.server_args.enable_custom_logit_processor:
         fatal.require_processor(obj)
     fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)

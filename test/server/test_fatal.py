@@ -25,6 +25,21 @@ def test_logit_processors_of_beam_searches_are_refused(sampling: dict[str, Any],
         fatal.require_processor(request)
 
 
+@pytest.mark.parametrize("drafts", [None, "EAGLE"])
+@pytest.mark.parametrize("backend", [None, "outlines", "xgrammar"])
+@pytest.mark.parametrize("params", [{"regex": "a+"}, {"json_schema": "{}"}, {"regex": None}])
+def test_grammars_that_cannot_take_back_drafts_are_refused(params: Any, backend: str | None, drafts: Any) -> None:
+    from sglang_laps import fatal
+
+    request = SimpleNamespace(sampling_params=params)
+    args = SimpleNamespace(grammar_backend=backend, speculative_algorithm=drafts)
+    if backend != "outlines" or not drafts or not any(params.values()):
+        fatal.require_rollback(request, args)
+        return
+    with pytest.raises(ValueError, match="not with --grammar-backend outlines"):
+        fatal.require_rollback(request, args)
+
+
 @pytest.mark.parametrize("positions", [[3], [-1], [0, 9], ["a"], [[1]]])
 def test_positions_outside_of_the_prompt_are_refused(positions: list[Any]) -> None:
     from sglang_laps import fatal
