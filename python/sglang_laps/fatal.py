@@ -10,6 +10,7 @@ import torch
 from fastapi import HTTPException
 from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
 from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_laps.support import resolved
@@ -89,6 +90,8 @@ def require_rollback(obj: Any, args: Any) -> None:
 def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:
     """Raise ValueError for values that this model cannot run. `model`: SGLang's model configuration. `adapters`: LoRA
     adapters are in use, which can add ids to the vocabulary."""
+    if isinstance(obj, GenerateReqInput) and not model.is_generation:
+        raise ValueError("this server makes embeddings (--is-embedding), and no text")
     vocab: int = model.vocab_size
     ids, rows = getattr(obj, "input_ids", None), getattr(obj, "input_embeds", None)
     if ids and not adapters and not any(getattr(obj, name, None) for name in MEDIA):

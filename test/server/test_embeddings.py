@@ -57,3 +57,13 @@ def test_short_text_is_embedded_before_earlier_long_text(prefill: Prefill) -> No
     assert (status["enabled"], status["slices"]["on"], status["decode"]["streams"]) == (True, False, 0)
     assert all(status["totals"][kind]["requests"] for kind in ("short", "long"))
     prefill.require_all_tokens_free()
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("/generate", {"text": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_requests_for_text_are_refused(prefill: Prefill, route: str, body: dict[str, Any]) -> None:
+    """SGLang's server would end."""
+    code, said = prefill.post(route, {"model": "any", **body})
+    assert (code, "no text" in said) == (400, True), said
