@@ -10,9 +10,13 @@ import torch
 from fastapi import HTTPException
 from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
 from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqOutput,
     ProfileReqOutput,
     ReleaseMemoryOccupationReqOutput,
     ResumeMemoryOccupationReqOutput,
+    UpdateWeightFromDiskReqOutput,
+    UpdateWeightsFromIPCReqOutput,
+    UpdateWeightsFromTensorReqOutput,
 )
 
 from sglang_laps import seams
@@ -25,10 +29,20 @@ if TYPE_CHECKING:
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
+UPDATES: dict[str, Callable[..., Any]] = {
+    "begin_weight_update": BeginWeightUpdateReqOutput,
+    "update_weights_from_disk": UpdateWeightFromDiskReqOutput,
+    "update_weights_from_ipc": UpdateWeightsFromIPCReqOutput,
+    "update_weights_from_tensor": UpdateWeightsFromTensorReqOutput,
+}
+"""Methods that change weights, with their replies. SGLang lets errors in their messages end the scheduler: an unknown
+format, for example."""
 
 
 def hook_scheduler() -> None:
     """Have the scheduler refuse what would end it."""
+    for method, reply in UPDATES.items():
+        seams.hook(f"{_UPDATER}.{method}", answered(reply), "AROUND")
     seams.hook(f"{_UPDATER}.release_memory_occupation", release, "AROUND")
     seams.hook(f"{_UPDATER}.resume_memory_occupation", resume, "AROUND")
     seams.hook(f"{_PROFILER}._profile", profile, "AROUND")
@@ -58,6 +72,18 @@ def resume(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> A
     if kept := sorted(set(message.tags or GPU_MEMORY_ALL_TYPES) - updater.offload_tags):
         return ResumeMemoryOccupationReqOutput(rid=f"not released: {', '.join(kept)}")
     return original(updater, message)
+
+
+def answered(reply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of a method with this reply, which answers with the error if SGLang cannot do this."""
+
+    def update(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> Any:
+        try:
+            return original(updater, message)
+        except Exception as e:
+            return reply(success=False, message=f"{type(e).__name__}: {e}")
+
+    return update
 
 
 def profile(original: Callable[[Any, Any], Any], profiler: Any, message: Any) -> Any:

@@ -64,6 +64,21 @@ def test_fatal_values_are_refused_and_server_keeps_serving(
     assert prefill.post("/generate", request_body(80, [5, 6, 7]))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/update_weights_from_disk", {"model_path": "", "load_format": "unknown"}),
+        ("/begin_weight_update", {"selector": "unknown"}),
+    ],
+)
+def test_messages_of_new_weights_that_sglang_cannot_read_are_refused(
+    prefill: Prefill, route: str, body: dict[str, Any]
+) -> None:
+    status, answer = prefill.post(route, body)
+    assert (status, "unknown" in answer) == (400, True), answer
+    assert prefill.post("/generate", request_body(82, [5, 6, 7]))[0] == 200
+
+
 def test_unusual_values_that_harm_nobody_are_served(prefill: Prefill) -> None:
     for sampling in ({"top_k": 2**31 - 1}, {"stop_token_ids": [10**9]}, {"stop_token_ids": [3], "min_new_tokens": 1}):
         body = request_body(81, [5, 6, 7])
