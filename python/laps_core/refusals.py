@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
@@ -10,7 +10,24 @@ MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
 OVERRIDES = "positional_embed_overrides"
 """Field that only Python callers can fill; text in it ends every server that gets it."""
 NO_OVERRIDES = f"{OVERRIDES}: not over HTTP"
+PER_PROMPT = (
+    *("return_hidden_states", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),
+    *("lora_path", "lora_id", "custom_logit_processor", "bootstrap_pair_key", "decode_tp_size"),
+)
+"""Fields that can be lists, with a value for each prompt of a batch. A list for a single prompt ends every server that
+gets it."""
 ONE_SAMPLE = "n: only one sample per prompt is served here; send the request once for each sample"
+
+
+def misplaced(value: Callable[[str], Any], *, batch: bool) -> str | None:
+    """Return what is wrong with a request that has these values of fields (None: not given), or None. `batch`: the
+    request has a list of prompts."""
+    found = None if batch else next((name for name in PER_PROMPT if isinstance(value(name), list)), None)
+    if found:
+        return f"{found}: a list, but there is one prompt"
+    if value("lora_id") is not None and not value("lora_path"):
+        return "lora_id: the servers give it to the adapter that lora_path names"
+    return None
 
 
 def several_samples(params: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fastapi import HTTPException
-from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES
+from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES, misplaced
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
@@ -92,6 +92,8 @@ def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:
     adapters are in use, which can add ids to the vocabulary."""
     if isinstance(obj, GenerateReqInput) and not model.is_generation:
         raise ValueError("this server makes embeddings (--is-embedding), and no text")
+    if wrong := misplaced(lambda name: getattr(obj, name, None), batch=False):
+        raise ValueError(wrong)
     vocab: int = model.vocab_size
     ids, rows = getattr(obj, "input_ids", None), getattr(obj, "input_embeds", None)
     if ids and not adapters and not any(getattr(obj, name, None) for name in MEDIA):

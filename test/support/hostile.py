@@ -12,6 +12,8 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows": ({"input_ids": None, "input_embeds": [[0.1] * 3] * 4}, {}),
     "room": ({"bootstrap_room": -5}, {}),
     "rooms": ({"bootstrap_room": [7]}, {}),
+    "states of many": ({"return_hidden_states": [False]}, {}),
+    "adapters of many": ({"lora_id": ["a"]}, {}),
     "overrides": ({"positional_embed_overrides": [[1]]}, {}),
     "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
     "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),

@@ -315,6 +315,33 @@ def test_refuse_accepts_bodies_without_extra_samples(endpoint: str, body: dict[s
     refuse(endpoint, body)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (GENERATE, {"text": "a", "return_hidden_states": [False]}),
+        (GENERATE, {"input_ids": [5, 6], "top_logprobs_num": [2]}),
+        (CHAT, {"lora_path": ["a"]}),
+        (GENERATE, {"text": "a", "lora_id": "a"}),
+        (GENERATE, {"text": ["a", "b"], "lora_id": ["a", "a"]}),
+    ],
+)
+def test_fields_that_end_servers_are_refused(endpoint: str, body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"one prompt|lora_path names"):
+        refuse(endpoint, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": ["a", "b"], "return_hidden_states": [False, True], "lora_path": ["a", None]},
+        {"input_ids": [[5, 6]], "top_logprobs_num": [2]},
+        {"text": "a", "return_hidden_states": False, "lora_path": "a", "bootstrap_room": [7]},
+    ],
+)
+def test_values_for_each_prompt_of_a_batch_are_served(body: dict[str, Any]) -> None:
+    refuse(GENERATE, body)
+
+
 @pytest.mark.parametrize("raw", [b'{"x":' + b"[" * 1500 + b"]" * 1500 + b"}", b'{"a":' * 1200 + b"1" + b"}" * 1200])
 def test_too_deeply_nested_body_is_rejected(raw: bytes) -> None:
     with pytest.raises(Rejection) as e:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
-from laps_core.refusals import MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, several_samples
+from laps_core.refusals import MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, misplaced, several_samples
 from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -246,8 +246,8 @@ def _with_deadline(params: Any, slo_ms: float) -> Any:
 
 
 def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise Rejection for more than PARTS_MAX prompts, for an empty text and for OVERRIDES (which crash stock servers),
-    and for more than one sample per prompt (which would never be answered)."""
+    """Raise Rejection for more than PARTS_MAX prompts, for an empty text, OVERRIDES and misplaced fields (which crash
+    stock servers), and for more than one sample per prompt (which would never be answered)."""
     if _parts(endpoint, body) > PARTS_MAX:
         what = "messages and parts" if endpoint == CHAT else "prompts"
         raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
@@ -259,6 +259,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
         raise BadRequest("text: the prompt is empty")
     if body.get(OVERRIDES) is not None:
         raise BadRequest(NO_OVERRIDES)
+    if wrong := misplaced(body.get, batch=batch_size(endpoint, body) is not None):
+        raise BadRequest(wrong)
     if any(map(several_samples, params if isinstance(params, list) else (params,))):
         raise BadRequest(ONE_SAMPLE)
 
