@@ -10,6 +10,8 @@ MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
 OVERRIDES = "positional_embed_overrides"
 """Field that only Python callers can fill; text in it ends every server that gets it."""
 NO_OVERRIDES = f"{OVERRIDES}: not over HTTP"
+LABELS = "custom_labels"
+"""Field with labels of metrics. One that a server does not know ends the server."""
 PER_PROMPT = (
     *("return_hidden_states", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),
     *("lora_path", "lora_id", "custom_logit_processor", "bootstrap_pair_key", "decode_tp_size"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fastapi import HTTPException
-from laps_core.refusals import MEDIA, NO_OVERRIDES, OVERRIDES, misplaced
+from laps_core.refusals import LABELS, MEDIA, NO_OVERRIDES, OVERRIDES, misplaced
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
@@ -51,6 +51,14 @@ def require_room(obj: Any) -> None:
     room = getattr(obj, "bootstrap_room", None)
     if room is not None and not (isinstance(room, int) and room >= 0):
         raise ValueError(f"bootstrap_room: {reprlib.repr(room)} is not a number from 0 on")
+
+
+def require_known_labels(obj: Any, known: Sequence[str] | None) -> None:
+    """Raise ValueError for a label that the metrics do not have. `known`: labels that requests may set."""
+    for label in getattr(obj, LABELS, None) or ():
+        if label not in (known or ()):
+            name = reprlib.repr(label)
+            raise ValueError(f"{LABELS}: {name} is not one of --tokenizer-metrics-allowed-custom-labels")
 
 
 def require_positions(obj: Any, ids: Sequence[int] | None, args: Any) -> None:

@@ -40,6 +40,7 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
             raise ValueError(ONE_SAMPLE)
     else:
         fatal.require_rollback(obj, manager.server_args)
+    fatal.require_known_labels(obj, manager.server_args.tokenizer_metrics_allowed_custom_labels)
     if manager.server_args.enable_custom_logit_processor:
         fatal.require_processor(obj)
     fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)

@@ -25,6 +25,18 @@ def test_logit_processors_of_beam_searches_are_refused(sampling: dict[str, Any],
         fatal.require_processor(request)
 
 
+@pytest.mark.parametrize(("labels", "served"), [(None, True), ({"a": "x"}, True), ({"a": "x", "b": "y"}, False)])
+def test_labels_that_the_metrics_lack_are_refused(labels: dict[str, str] | None, served: bool) -> None:
+    from sglang_laps import fatal
+
+    request = SimpleNamespace(custom_labels=labels)
+    if served:
+        fatal.require_known_labels(request, ["a", "c"])
+        return
+    with pytest.raises(ValueError, match="'b' is not one of"):
+        fatal.require_known_labels(request, ["a", "c"])
+
+
 @pytest.mark.parametrize("drafts", [None, "EAGLE"])
 @pytest.mark.parametrize("backend", [None, "outlines", "xgrammar"])
 @pytest.mark.parametrize("params", [{"regex": "a+"}, {"json_schema": "{}"}, {"regex": None}])

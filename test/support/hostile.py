@@ -14,6 +14,7 @@ FATAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rooms": ({"bootstrap_room": [7]}, {}),
     "states of many": ({"return_hidden_states": [False]}, {}),
     "adapters of many": ({"lora_id": ["a"]}, {}),
+    "labels": ({"custom_labels": {"a": "b"}}, {}),
     "overrides": ({"positional_embed_overrides": [[1]]}, {}),
     "logprobs": ({**LOGPROBS, "top_logprobs_num": 10**6}, {}),
     "start": ({**LOGPROBS, "logprob_start_len": -5}, {}),

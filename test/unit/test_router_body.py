@@ -323,10 +323,11 @@ def test_refuse_accepts_bodies_without_extra_samples(endpoint: str, body: dict[s
         (CHAT, {"lora_path": ["a"]}),
         (GENERATE, {"text": "a", "lora_id": "a"}),
         (GENERATE, {"text": ["a", "b"], "lora_id": ["a", "a"]}),
+        (GENERATE, {"text": "a", "custom_labels": {"a": "b"}}),
     ],
 )
 def test_fields_that_end_servers_are_refused(endpoint: str, body: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=r"one prompt|lora_path names"):
+    with pytest.raises(BadRequest, match=r"one prompt|lora_path names|custom_labels"):
         refuse(endpoint, body)
 
 
@@ -336,6 +337,7 @@ def test_fields_that_end_servers_are_refused(endpoint: str, body: dict[str, Any]
         {"text": ["a", "b"], "return_hidden_states": [False, True], "lora_path": ["a", None]},
         {"input_ids": [[5, 6]], "top_logprobs_num": [2]},
         {"text": "a", "return_hidden_states": False, "lora_path": "a", "bootstrap_room": [7]},
+        {"text": "a", "custom_labels": {}},
     ],
 )
 def test_values_for_each_prompt_of_a_batch_are_served(body: dict[str, Any]) -> None:

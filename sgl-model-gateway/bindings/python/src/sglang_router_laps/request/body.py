@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
-from laps_core.refusals import MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, misplaced, several_samples
+from laps_core.refusals import LABELS, MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, misplaced, several_samples
 from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -259,6 +259,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
         raise BadRequest("text: the prompt is empty")
     if body.get(OVERRIDES) is not None:
         raise BadRequest(NO_OVERRIDES)
+    if endpoint == GENERATE and body.get(LABELS):
+        raise BadRequest(f"{LABELS}: not through the router, which does not know the labels of the servers")
     if wrong := misplaced(body.get, batch=batch_size(endpoint, body) is not None):
         raise BadRequest(wrong)
     if any(map(several_samples, params if isinstance(params, list) else (params,))):
