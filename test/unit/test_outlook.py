@@ -33,7 +33,7 @@ def test_cached_tokens_reduce_cost() -> None:
 def test_short_request_skips_long_work_only_on_parking_server() -> None:
     one = laps()
     one.enter(0.0, "long", 2.0)
-    assert one.cost_s(0.0, 1000, 0, False) > 2.0
+    assert one.cost_s(0.0, 30_000, 0, False) > 5.0
     assert one.cost_s(0.0, 100, 0, True) < 0.1
     one.parks = False
     assert one.cost_s(0.0, 100, 0, True) > 2.0
@@ -105,22 +105,35 @@ def test_cost_adds_running_step_and_waiting_work() -> None:
     alone, slower = 0.01 + 0.1, 0.01 + 0.01
     one = laps()
     one.enter(5.0, "short", 0.04)
-    assert one.cost_s(5.0, 100, 0, True) == pytest.approx(0.04 + 0.01 + slower), "after the batch that runs"
+    assert one.cost_s(5.0, 100, 0, True) == pytest.approx(0.01 + slower + 0.01), "the running batch waits"
     assert one.cost_s(5.0, 1000, 0, False) == pytest.approx(0.04 + 0.01 + alone)
-    assert one.cost_s(5.03, 1000, 0, False) == pytest.approx(0.04 - 0.02 + alone), "of the running step a part is over"
-    assert one.cost_s(9.0, 1000, 0, False) == pytest.approx(alone), "nothing waits for less than nothing"
+    assert one.cost_s(5.03, 1000, 0, False) == pytest.approx(0.01 + 0.01 + alone), "a part of the work is over"
+    assert one.cost_s(9.0, 1000, 0, False) == pytest.approx(0.01 + alone), "nothing waits for less than nothing"
     one.enter(9.0, "long", 2.0)
-    slice_and_delay = 3 * 0.01 + 2 * 0.01
-    assert one.cost_s(9.0, 100, 0, True) == pytest.approx(0.04 + slice_and_delay)
+    delays = 2 * 0.01
+    assert one.cost_s(9.0, 100, 0, True) == pytest.approx(0.01 + slower + delays), "both wait for the smaller request"
     one.parks = False
-    assert one.cost_s(9.0, 100, 0, True) == pytest.approx(2.0 + slower), "the work before should be over"
+    assert one.cost_s(9.0, 100, 0, True) == pytest.approx(2.0 + 0.01 + slower), "the work before should be over"
+
+
+def test_longer_of_two_requests_waits_for_shorter_on_laps_server() -> None:
+    """Three requests of 0.1, 0.2 and 0.4 s wait; a new one waits for those with less work, the rest for the new one."""
+    one = laps()
+    for work_s in (0.4, 0.1, 0.2):
+        one.enter(0.0, "long", work_s)
+    assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.1 + 0.2 + 0.3 + 0.02), pytest.approx(0.3))
+    assert one.costs_s(0.0, 0.01, 0.05, True) == (pytest.approx(0.05 + 0.02), pytest.approx(3 * 0.05))
+    one.leave(0.0, "long", 0.2, 0)
+    assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.1 + 0.3 + 0.02), pytest.approx(0.3))
+    one.parks = False
+    assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.5 + 0.3 + 0.02), 0.0), "in order of arrival"
 
 
 def test_other_routers_short_work_expires_before_long_work() -> None:
     one = laps()
     one.record_work(1.0, 0.25, 1.0)
     assert one.waiting(1.125) == (0.125, 1.0)
-    assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 3 * 0.01 + 2 * 0.01)
+    assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 2 * 0.01 + 2 * 0.01)
     one.record_work(1.0, 0.25, 0.0)
     assert one.waiting(1.0) == (0.25, 0.0), "of one class alone"
     one.record_work(1.0, 0.0, 0.25)
@@ -216,8 +229,8 @@ def test_ttft_is_predicted_from_reported_model() -> None:
     one = laps()
     assert one.first_s(0.0, 1000, 0, False) == pytest.approx(0.11)
     one.enter(0.0, "long", 2.0)
-    assert one.first_s(0.0, 1000, 0, False) == one.cost_s(0.0, 1000, 0, False)
-    # The running slice, the step and the request's work, but not the delay of the long prompt.
+    # The running slice, the step and the request's work, but not the delay of the longer prompt.
+    assert one.first_s(0.0, 1000, 0, False) == pytest.approx(0.12)
     assert one.first_s(0.0, 100, 0, True) == pytest.approx(0.03)
 
 
@@ -273,6 +286,7 @@ def test_silent_server_gains_no_credit_for_new_work(parks: bool) -> None:
     one = laps()
     one.parks = parks
     one.enter(0.0, "long", 2.0)
+    delays = 0.1 if parks else 0.0
     for i in range(3):
-        assert one.cost_s(20.0, 1000, 0, False) == pytest.approx(i * 0.1 + 0.11)
+        assert one.cost_s(20.0, 1000, 0, False) == pytest.approx(i * 0.1 + 0.12 + delays)
         one.enter(20.0, "long", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -45,11 +46,13 @@ def test_predicted_work_counts_new_and_cached_tokens() -> None:
 
 
 def test_choice_counts_time_to_read_cached_tokens() -> None:
-    """With half of the prompt cached the work takes 0.113 s, elsewhere 0.205 s; more work also delays others."""
+    """With half of the prompt cached the work takes 0.113 s, elsewhere 0.205 s; longer requests wait for this work."""
     p = servers(2)
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
-    for busy_s, stays in ((0.35, True), (0.37, False)):
-        with home.lease(1, "long", busy_s):
+    for waiting, stays in ((3, True), (4, False)):
+        with ExitStack() as leases:
+            for _ in range(waiting):
+                leases.enter_context(home.lease(1, "long", 0.2))
             ask = Ask(2048, [fingerprint(TEXT)], refuse_at=NOW_S)
             assert (chosen(p, ask).instance is home) == stays
 
@@ -62,7 +65,8 @@ def test_late_s_is_predicted_time_past_deadline() -> None:
         assert chosen(p, Ask(100, refuse_at=NOW_S)).late_s == pytest.approx(0.03), (
             "the slice that runs, and its own step"
         )
-        assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == pytest.approx(5.0 + 0.01 + 0.11)
+        assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == pytest.approx(0.01 + 0.11), "the longer prompt waits"
+        assert chosen(p, Ask(60_000, refuse_at=NOW_S)).late_s == pytest.approx(5.0 + 0.01 + 6.01)
     p.instances[0].set_capabilities(False, None, None)
     assert chosen(p, Ask(1000, refuse_at=NOW_S)).late_s == 0.0, "nobody knows"
 

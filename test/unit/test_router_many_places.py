@@ -29,8 +29,10 @@ def each(usable: list, ask: Ask, now: float, threshold: int) -> tuple[list[Offer
             new = ask.new(place.prefixes)
             short = new <= threshold
             at_home = i.pool == BOTH or (i.pool == "short") == short or (short and total > threshold)
-            behind_s = BEHIND * place.outlook.model.work_s(new, total - new)
-            offer = place.outlook.cost_s(now, new, total - new, short) + behind_s, new, place, behind_s
+            work_s = place.outlook.model.work_s(new, total - new)
+            first_s, delay_s = place.outlook.costs_s(now, place.outlook.model.step_s, work_s, short)
+            others_s = delay_s + BEHIND * work_s
+            offer = first_s + others_s, new, place, others_s
             (own if at_home else others).append(offer)
     return own, others
 

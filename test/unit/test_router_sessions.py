@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 pytest.importorskip("sglang_router")
@@ -109,7 +111,9 @@ def test_session_turn_at_threshold_waits_only_for_short_work() -> None:
         for why in ("expected", "session"):
             found = chosen(p, Ask(256, session="a"))
             assert (found.instance, found.why) == (first, why), "long work is preempted here as there"
-        with first.lease(200, "short", 0.5):
+        with ExitStack() as leases:
+            for _ in range(25):
+                leases.enter_context(first.lease(200, "short", 0.02))
             assert chosen(p, Ask(256, session="a")).instance is second, "short work is not"
 
 

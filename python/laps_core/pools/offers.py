@@ -50,9 +50,9 @@ def list_offers(
                 short = new <= threshold
                 here = place.outlook.model
                 took_s = here.work_s(new, total - new)
-                others_s = BEHIND * took_s
-                cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
-                offer = cost_s, new, place, others_s
+                first_s, delay_s = place.outlook.costs_s(now, here.step_s, took_s, short)
+                others_s = delay_s + BEHIND * took_s
+                offer = first_s + others_s, new, place, others_s
                 # A request that is short only because its history is cached at this place belongs here.
                 at_home = pool == BOTH or (pool == SHORT) == short or (short and not short_anew)
                 (own if at_home else others).append(offer)
@@ -72,8 +72,9 @@ def list_offers(
             mine.append((step_s + work_s + behind_s, total, free, behind_s))
             continue
         for place in busy:
-            cost_s = place.outlook.with_work_s(now, step_s, work_s, short_anew) + behind_s
-            mine.append((cost_s, total, place, behind_s))
+            first_s, delay_s = place.outlook.costs_s(now, step_s, work_s, short_anew)
+            others_s = delay_s + behind_s
+            mine.append((first_s + others_s, total, place, others_s))
     return own, others
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT, ClassName
@@ -53,13 +54,13 @@ class Learnt:
 class Outlook:
     """Unfinished work of one server or rank, as one router knows it. Times are of the caller's clock (seconds).
 
-    Requests are batched, so a step's own time counts once for all of them. If the server parks long prefills, short
-    requests wait for short ones only.
+    Requests are batched, so a step's own time counts once for all of them. If the server runs LAPS, the request with
+    the least work goes first: of two requests, the longer one waits for the shorter one.
     """
 
     __slots__ = (
-        "_alone", "_learnt", "_long", "_others_short_until", "_others_until", "_short", "_since", "arrivals", "done",
-        "free_at", "own_model", "parks", "shared",
+        "_alone", "_learnt", "_long", "_others_short_until", "_others_until", "_short", "_since", "_works", "arrivals",
+        "done", "free_at", "own_model", "parks", "shared",
     )  # fmt: skip
 
     def __init__(self, learnt: Learnt) -> None:
@@ -77,6 +78,8 @@ class Outlook:
         self._learnt = learnt
         self._alone = False
         self._short = self._long = 0.0
+        self._works: list[float] = []
+        """Work of each of this router's requests at the server (seconds), in ascending order."""
         self._others_short_until = self._others_until = -math.inf
         """Times at which the known short work, and then all known work, of other routers is done."""
         self._since = 0.0
@@ -93,9 +96,10 @@ class Outlook:
         self._alone = not (self.shared or any(self.waiting(now)))
         ahead_s = self._short + self._long
         # Time beyond that predicted for the work in flight must not count as done of this request, too.
-        self._since = max(self._since, now - ahead_s - self.model.step_s) if ahead_s else now
+        self._since = max(self._since, now - ahead_s) if ahead_s else now
         if self.arrivals.lengths is None:
             self.arrivals.add(now, cls, work_s)
+        insort(self._works, work_s)
         if cls == SHORT:
             self._short += work_s
         else:
@@ -106,6 +110,7 @@ class Outlook:
         if tokens and self._alone and self.own_model is None and now > self._since:
             self._learnt.observe(tokens, now - self._since)
         self._since = now
+        del self._works[bisect_left(self._works, work_s)]
         # Rounding errors would keep the sum of floats from returning to 0.0.
         if cls == SHORT:
             self.done = Work(self.done.short + work_s, self.done.long)
@@ -146,39 +151,34 @@ class Outlook:
     def first_s(self, now: float, new: int, cached: int, short: bool) -> float | None:
         """Return the predicted time to first token of a request sent now (seconds). None if the server reports no model
         and too few requests were measured, or if such a server is idle, so that this request can be measured."""
-        waits = self.waiting(now)
-        if self.own_model is None and not (self._learnt.enough and any(waits)):
+        if self.own_model is None and not (self._learnt.enough and any(self.waiting(now))):
             return None
-        cost_s = self.cost_s(now, new, cached, short)
-        if short and self.parks and waits.long:
-            # The delay of the long request is part of the cost, but not of the short request's own time.
-            cost_s -= self.model.step_s + self.model.work_s(new, cached)
-        return cost_s
+        model = self.model
+        return self.costs_s(now, model.step_s, model.work_s(new, cached), short)[0]
 
     def cost_s(self, now: float, new: int, cached: int, short: bool) -> float:
-        """Return the predicted time to first token of a request sent now, plus the delay of a long request that it
-        preempts (seconds)."""
+        """Return the predicted time to first token of a request sent now, plus the delay of others (seconds)."""
         model = self.own_model or self._learnt.model
-        return self.with_work_s(now, model.step_s, model.work_s(new, cached), short)
+        return sum(self.costs_s(now, model.step_s, model.work_s(new, cached), short))
 
-    def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
-        """Return the cost, as in ``cost_s``, of a request that adds ``work_s`` to a step of ``step_s`` (seconds); on an
-        idle server, the sum of both."""
-        left_s = self._others_until - now
-        if short and self.parks:
-            ahead, long = self.waiting(now) if left_s > 0.0 else (self._short, self._long)
-            if long:
-                # The running slice of the long prefill ends first, and the prefill then waits for this whole step.
-                return ahead + 3.0 * step_s + 2.0 * work_s
-            return ahead + work_s + (2.0 * step_s if ahead else step_s)
-        ahead = self._short + self._long
-        if ahead:
+    def costs_s(self, now: float, step_s: float, work_s: float, short: bool) -> tuple[float, float]:
+        """Return the predicted time to first token of a request sent now that adds ``work_s`` to a step of ``step_s``,
+        and the total delay of the requests that will wait for its work (seconds)."""
+        works, left_s = self._works, self._others_until - now
+        if not works and left_s <= 0.0:
+            return step_s + work_s, 0.0
+        ahead_s, behind = 0.0, 0
+        if works:
             # The time since ``_since`` went into this router's work; other routers' work is reduced by it already.
-            ahead += step_s - (now - self._since)
-            if ahead < 0.0:
-                ahead = 0.0
-        elif left_s > 0.0:
-            ahead = step_s
+            first = bisect_left(works, work_s) if self.parks else len(works)
+            ahead_s = max(0.0, sum(works[:first]) - (now - self._since))
+            behind = len(works) - first
         if left_s > 0.0:
-            ahead += left_s
-        return ahead + work_s + step_s
+            if short and self.parks:
+                # Other routers' long work counts as one request, because their number is unknown.
+                short_s = max(0.0, self._others_short_until - now)
+                behind += short_s < left_s
+                left_s = short_s
+            ahead_s += left_s
+        # The running step, or its running slice, ends first.
+        return ahead_s + 2.0 * step_s + work_s, behind * work_s
