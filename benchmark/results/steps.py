@@ -57,6 +57,7 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-anything": Step("benchmark.sim.anything"),
     "sim-anything-colocated": Step("benchmark.sim.anything_colocated"),
+    "sim-anything-fleet": Step("benchmark.sim.anything_fleet"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-goodput": Step("benchmark.sim.goodput"),
     "sim-quotes": Step("benchmark.sim.quotes", "--profiles h200-qwen3-8b"),

@@ -96,6 +96,14 @@ def test_paper_variant_serves_every_request_in_batches_of_one_class(monkeypatch:
     assert set(batches) == {frozenset([True]), frozenset([False])}
 
 
+@pytest.mark.parametrize("name", ["several", "interleaved", "preflow"])
+def test_proposed_policies_beat_fcfs_for_short_prompts(name: str) -> None:
+    load = Open(MIX, 20.0, 600, seed=3)
+    outcome, fcfs = (run(VARIANTS[n], load, HOST_PROFILE, chunk=CHUNK) for n in (name, "fcfs"))
+    assert sorted(outcome.record.new) == sorted(job.new for job in load.arrivals())
+    assert outcome.groups()["short"].ttft["p90"] < fcfs.groups()["short"].ttft["p90"]
+
+
 def test_arrival_rate_fades_without_arrivals() -> None:
     rate = Rate()
     for i in range(2000):

@@ -19,8 +19,13 @@ from laps_plan.sim.laps import Laps
 from laps_plan.sim.memory import Memory
 from laps_plan.sim.metrics import RANK_CHUNK, Outcome
 from laps_plan.sim.ranks import Joint, PerRank
-from laps_plan.sim.stock import POLICIES, Scheduler
+from laps_plan.sim.stock import POLICIES as STOCK
+from laps_plan.sim.stock import Scheduler, Stock
+from laps_plan.sim.tomorrow import Interleaved, Preflow, Several
 from laps_plan.traffic.streams import Stream
+
+POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
+"""Policies of stock servers, and policies proposed for them."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ VARIANTS: dict[str, Variant] = {
     "fcfs": Variant("fcfs"),
     "hrrn": Variant("hrrn"),
     "shortest-prefill-first": Variant("shortest-prefill-first"),
+    "several": Variant("several"),
+    "interleaved": Variant("interleaved"),
+    "preflow": Variant("preflow"),
     "paper": Variant(laps={"preset": "paper"}),
     "dual": Variant(laps={"wait_window_ms": 0.0}),
     "laps": Variant(),
