@@ -129,6 +129,13 @@ def test_longer_of_two_requests_waits_for_shorter_on_laps_server() -> None:
     assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.5 + 0.3 + 0.02), 0.0), "in order of arrival"
 
 
+def test_infinite_work_has_infinite_cost() -> None:
+    one = laps(Coefficients(alpha=1e300, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01))
+    one.enter(0.0, "short", 0.04)
+    assert one.cost_s(0.0, 100_000, 0, False) == math.inf
+    assert one.cost_s(0.0, 100_000, 100_000, False) == math.inf
+
+
 def test_other_routers_short_work_expires_before_long_work() -> None:
     one = laps()
     one.record_work(1.0, 0.25, 1.0)

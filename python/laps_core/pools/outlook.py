@@ -180,5 +180,5 @@ class Outlook:
                 behind += short_s < left_s
                 left_s = short_s
             ahead_s += left_s
-        # The running step, or its running slice, ends first.
-        return ahead_s + 2.0 * step_s + work_s, behind * work_s
+        # The running step, or its running slice, ends first. The work that a server's model predicts can be infinite.
+        return ahead_s + 2.0 * step_s + work_s, behind * work_s if behind else 0.0
