@@ -110,7 +110,7 @@ def test_cost_adds_running_step_and_waiting_work() -> None:
     assert one.cost_s(5.03, 1000, 0, False) == pytest.approx(0.01 + 0.01 + alone), "a part of the work is over"
     assert one.cost_s(9.0, 1000, 0, False) == pytest.approx(0.01 + alone), "nothing waits for less than nothing"
     one.enter(9.0, "long", 2.0)
-    delays = 2 * 0.01
+    delays = 2 * 0.01 + 0.01
     assert one.cost_s(9.0, 100, 0, True) == pytest.approx(0.01 + slower + delays), "both wait for the smaller request"
     one.parks = False
     assert one.cost_s(9.0, 100, 0, True) == pytest.approx(2.0 + 0.01 + slower), "the work before should be over"
@@ -122,7 +122,7 @@ def test_longer_of_two_requests_waits_for_shorter_on_laps_server() -> None:
     for work_s in (0.4, 0.1, 0.2):
         one.enter(0.0, "long", work_s)
     assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.1 + 0.2 + 0.3 + 0.02), pytest.approx(0.3))
-    assert one.costs_s(0.0, 0.01, 0.05, True) == (pytest.approx(0.05 + 0.02), pytest.approx(3 * 0.05))
+    assert one.costs_s(0.0, 0.01, 0.05, True) == (pytest.approx(0.05 + 0.02), pytest.approx(3 * 0.05 + 0.01))
     one.leave(0.0, "long", 0.2, 0)
     assert one.costs_s(0.0, 0.01, 0.3, False) == (pytest.approx(0.1 + 0.3 + 0.02), pytest.approx(0.3))
     one.parks = False
@@ -140,7 +140,7 @@ def test_other_routers_short_work_expires_before_long_work() -> None:
     one = laps()
     one.record_work(1.0, 0.25, 1.0)
     assert one.waiting(1.125) == (0.125, 1.0)
-    assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 2 * 0.01 + 2 * 0.01)
+    assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 3 * 0.01 + 2 * 0.01)
     one.record_work(1.0, 0.25, 0.0)
     assert one.waiting(1.0) == (0.25, 0.0), "of one class alone"
     one.record_work(1.0, 0.0, 0.25)

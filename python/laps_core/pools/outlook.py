@@ -168,6 +168,7 @@ class Outlook:
         if not works and left_s <= 0.0:
             return step_s + work_s, 0.0
         ahead_s, behind = 0.0, 0
+        preempts = short and self.parks and self._long > 0.0
         if works:
             # The time since ``_since`` went into this router's work; other routers' work is reduced by it already.
             first = bisect_left(works, work_s) if self.parks else len(works)
@@ -177,8 +178,11 @@ class Outlook:
             if short and self.parks:
                 # Other routers' long work counts as one request, because their number is unknown.
                 short_s = max(0.0, self._others_short_until - now)
-                behind += short_s < left_s
+                if short_s < left_s:
+                    behind, preempts = behind + 1, True
                 left_s = short_s
             ahead_s += left_s
-        # The running step, or its running slice, ends first. The work that a server's model predicts can be infinite.
-        return ahead_s + 2.0 * step_s + work_s, behind * work_s if behind else 0.0
+        # A short request that preempts a long one delays it by a whole step. Work can be infinite, so no 0 times it.
+        delay_s = (behind * work_s if behind else 0.0) + (step_s if preempts else 0.0)
+        # The running step, or its running slice, ends first.
+        return ahead_s + 2.0 * step_s + work_s, delay_s
