@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from laps_core.length import LONG, SHORT
 from laps_core.policy.types import Paused, Plan
 
-from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.core import LapsCore
-from sglang_laps.cutter import Cutter
 from sglang_laps.flights import Part, Queues
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
@@ -41,17 +39,15 @@ class Builder:
         core: LapsCore,
         ranks: Ranks,
         stock: Callable[[Any], NextBatchPlan],
-        cutter: Cutter | None,
         group: Group | None = None,
         ahead: Callable[[Part], int] = lambda _: 0,
         mixes: bool = False,
         receipts: Receipts | None = None,
     ) -> None:
-        """`stock`: SGLang's method that builds the next batch. `cutter`: runs long batches in slices; None = no slices.
-        `group`: plans for all data-parallel ranks; None = each rank plans for itself. `ahead`: returns the KV tokens
-        that requests in progress outside a part will need for their output. `mixes`: a batch can carry rows of streams.
-        `receipts`: notified of each decision."""
-        self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
+        """`stock`: SGLang's method that builds the next batch. `group`: plans for all data-parallel ranks; None = each
+        rank plans for itself. `ahead`: returns the KV tokens that requests in progress outside a part will need for
+        their output. `mixes`: a batch can carry rows of streams. `receipts`: notified of each decision."""
+        self._scheduler, self._core, self._ranks, self._stock = scheduler, core, ranks, stock
         self._group, self._ahead, self._mixes, self._receipts = group, ahead, mixes, receipts
         self.adder: Any = None
         """Factory of the PrefillAdder while SGLang builds from a part; None at other times."""
@@ -87,7 +83,8 @@ class Builder:
         self.begun = queues.begun
         if core.decode is not None:
             tokens = context(running_batch) if self._mixes else None
-            core.decode.set_streams(time.perf_counter(), self._count_streams(running_batch), tokens)
+            count = self._count_streams(running_batch) + core.rows_under_way
+            core.decode.set_streams(time.perf_counter(), count, tokens)
         plan = self._plan(queues, paused)
         core.apply_plan(plan)
         built = None
@@ -191,9 +188,7 @@ class Builder:
 
     def _record_build(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler
-        # `slices.fits` refuses a batch that carries rows of streams.
-        sliced = part.cls == LONG and plan.long.layers > 0 and self._cutter is not None and slices.fits(batch)
-        flight = self._core.record_build(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
+        flight = self._core.record_build(part, batch, plan, cut, begun, time.perf_counter())
         if self._group is not None:
             self._group.record_build(flight)
         if not part.whole:

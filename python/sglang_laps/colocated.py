@@ -1,5 +1,6 @@
 """Servers that prefill and decode. In the pauses of a long batch, decode steps run, and short batches whose requests
-then become streams. A batch that runs whole can carry a row of each stream: then the batch is a decode step, too.
+then become streams. A batch can also carry a row of each stream, and is a decode step, too; in its pauses run only
+short batches.
 
 Everything else is as on a prefill server (``pauses``). The rest of SGLang sees one prefill batch that takes long.
 """
@@ -56,8 +57,9 @@ def _coordinates() -> bool:
 
 
 def started(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
-    """Return `prompts`, which are in progress, and the requests of paused batches, each once."""
-    return list({id(r): r for r in (*prompts, *(r for f in core.under_way for r in f.reqs))}.values())
+    """Return `prompts`, which are in progress, and the requests of paused batches, also the streams that have a row,
+    each once."""
+    return list({id(r): r for r in (*prompts, *(r for f in core.under_way for r in f.batch.reqs))}.values())
 
 
 def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
@@ -166,7 +168,7 @@ class Colocated(Pauses):
         """Return True if all requests were aborted, so that the pass can end. The event loop then frees its memory."""
         batch = flight.batch
         # In these cases SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
-        if batch.return_logprob or batch.return_hidden_states or not all(map(_ends_early, flight.reqs)):
+        if batch.return_logprob or batch.return_hidden_states or not all(map(_ends_early, batch.reqs)):
             return False
         for req in flight.reqs:
             # The KV lacks some layers, so it must not become a prefix of another request.
@@ -174,6 +176,9 @@ class Colocated(Pauses):
         return True
 
     def _next(self, paused: Paused) -> Any:
+        if any(f.row_ended() for f in self._core.under_way):
+            # A new request would get the row and the KV memory to which the paused pass still writes.
+            return None
         # Rows of the running batch can be mixed into a prefill batch.
         with self._no_results_queued():
             batch = super()._next(paused)

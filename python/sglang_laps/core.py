@@ -37,8 +37,7 @@ class LapsCore:
         now: float = 0.0,
     ) -> None:
         """Start without requests. `unit`: a cut prompt ends on a multiple of this (tokens). `page`: KV page size
-        (tokens). `priority`: priority of a request, smaller first; None = no priorities. `decode`: None = the server
-        only prefills."""
+        (tokens). `priority`: of a request, smaller first; None = no priorities. `decode`: None = only prefill."""
         self.pacer, self.classes, self.decode = pacer, classes, decode
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
@@ -68,6 +67,11 @@ class LapsCore:
     def in_flight(self) -> list[Flight]:
         """Return the batches whose results are not processed yet, without paused batches."""
         return list(self._flights.values())
+
+    @property
+    def rows_under_way(self) -> int:
+        """Return the number of streams that have a row in a paused batch."""
+        return sum(f.rows for f in self.under_way)
 
     def view_queues(self, queue: list[Req], slot: Req | None) -> Queues:
         """Return the requests that the next plan can pick from; `slot`: the prompt in the slot."""
@@ -145,10 +149,10 @@ class LapsCore:
         seen = [as_waiting(r, self._priority.of(r)) for f in self.under_way for r in f.reqs]
         first = min((w.priority for w in seen), default=0)
         due = min((w.deadline_s for w in seen if w.deadline_s is not None), default=None)
-        work = len(self.under_way), first, self.pacer.sizes.weight(seen), due
-        if whole_s is None:
-            return Paused(float("inf"), *work)
-        return Paused(whole_s * layers_left / layers, *work, whole_s * flight.layers / (layers * flight.parts))
+        left_s = float("inf") if whole_s is None else whole_s * layers_left / layers
+        slice_s = 0.0 if whole_s is None else whole_s * flight.layers / (layers * flight.parts)
+        weight = self.pacer.sizes.weight(seen)
+        return Paused(left_s, len(self.under_way), first, weight, due, slice_s, self.rows_under_way > 0)
 
     # -- what the batch builder is shown
 
@@ -206,13 +210,9 @@ class LapsCore:
 
     # -- batches
 
-    def record_build(
-        self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float, *, sliced: bool
-    ) -> Flight:
+    def record_build(self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float) -> Flight:
         """Record the batch that was built from `part`; return its flight. `cut` goes on afterwards and has the slot.
-
-        `begun`: as in Queues. `sliced`: the batch can run in slices.
-        """
+        `begun`: as in Queues."""
         rows = len(batch.decoding_reqs or ()) if part.carries else 0
         reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
@@ -236,7 +236,7 @@ class LapsCore:
             batch=batch,
             reqs=reqs,
             cut=cut,
-            layers=plan.long.layers if cls == LONG and sliced else 0,
+            layers=plan.long.layers if cls == LONG else 0,
             parts=plan.long.parts,
             rows_s=self.decode.rows_s(self.pacer.sizes) if rows and self.decode is not None else 0.0,
         )

@@ -75,6 +75,10 @@ class Flight(Running):
         """Return the number of streams that have a row in the batch, after ``reqs``."""
         return len(self.shape) - len(self.reqs)
 
+    def row_ended(self) -> bool:
+        """Return True if one of these streams has ended: the result before this batch was its last."""
+        return any(r.finished() for r in self.batch.reqs[len(self.reqs) :])
+
     def served(self) -> list[tuple[ClassName, Req]]:
         """Return the requests whose prompts the batch has prefilled, each with its class."""
         return [] if self.abandoned else [(SHORT if i in self.short else LONG, r) for i, r in enumerate(self.reqs)]

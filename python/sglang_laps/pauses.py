@@ -197,7 +197,7 @@ class Pauses:
 
     def adapters(self) -> set[str | None]:
         """Return the LoRA adapters of the paused batches, which must stay loaded."""
-        return {r.lora_id for f in self._core.under_way for r in f.reqs}
+        return {r.lora_id for f in self._core.under_way for r in f.batch.reqs}
 
     def adapters_in_use(self) -> set[str | None]:
         """Return the adapters that must fit beside the adapters of a new batch and of the running batch."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.slicing import Cut, Even, Operator, pairs
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_forward
 
 from sglang_laps.abandoned import NoResult
@@ -31,7 +30,6 @@ from sglang_laps.put_back import aside, put_back, restored_flags, save_state
 from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
@@ -45,11 +43,6 @@ STAGES = "model_forward_stages"
 SHORTER, LONGER = 0.94, 1.02
 """Factors by which the estimated cost of a pause moves after a shorter and after a longer pause, so that it settles
 where a quarter of the pauses are shorter. A mean would include the time that other processes take from a busy core."""
-
-
-def fits(batch: ScheduleBatch) -> bool:
-    """Return True if this batch can run in slices."""
-    return bool(batch.forward_mode == ForwardMode.EXTEND)
 
 
 class _Pass:

@@ -159,7 +159,7 @@ class Laps:
         beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
-        self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
+        self.builder = Builder(scheduler, self.core, ranks, stock, self.group, **beside)
         whole_view.show(scheduler, self.core, self.builder)
         if colocated:
             count_parked(scheduler, self.core)

@@ -155,4 +155,4 @@ def make_builder(scheduler: Any, core: Any, stock: Any) -> Any:
     from sglang_laps.builder import Builder
 
     ranks: Any = SingleRank()
-    return Builder(scheduler, core, ranks, stock, None)
+    return Builder(scheduler, core, ranks, stock)

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from laps_core.length import LONG
+from laps_core.policy.types import Paused
+from sglang_laps.flights import Flight
 
 
 class Fake:
@@ -54,7 +57,7 @@ def make_pauses(scheduler: Fake, *adapters: str) -> Any:
     from sglang_laps.pauses import Pauses
 
     reqs = [SimpleNamespace(lora_id=adapter) for adapter in adapters]
-    core = SimpleNamespace(paused=lambda *_: None, under_way=[SimpleNamespace(reqs=reqs)])
+    core = SimpleNamespace(paused=lambda *_: None, under_way=[SimpleNamespace(batch=SimpleNamespace(reqs=reqs))])
     ranks = SimpleNamespace(leader=True)
     return Pauses(scheduler, core, None, ranks, None, synchronous=True)  # type: ignore[arg-type]
 
@@ -103,6 +106,23 @@ def test_nothing_else_runs_in_pauses_after_pause_generation() -> None:
         assert not pauses._pause(flight, 10, 5.0)
     assert seen == ["asked"]
     assert len(scheduler._deferred_input_requests) == 1
+
+
+def test_no_batch_runs_beside_row_of_ended_stream() -> None:
+    """The paused pass still writes to the memory of that row, which a new request would get."""
+    from sglang_laps.colocated import Colocated
+
+    prompt, stream, built = object(), SimpleNamespace(finished=lambda: False), object()
+    flight = Flight(
+        cls=LONG, shape=[(400, 0), (1, 50)], batch=SimpleNamespace(reqs=[prompt, stream]), reqs=[prompt], cut=None
+    )
+    pauses: Any = object.__new__(Colocated)
+    pauses._core = SimpleNamespace(under_way=[flight])
+    pauses._scheduler = SimpleNamespace(enable_overlap=False, running_batch=None)
+    pauses._builder = SimpleNamespace(build=lambda *_: SimpleNamespace(batch_to_run=built, running_batch=None))
+    assert pauses._next(Paused(1.0, 1, rows=True)) is built
+    stream.finished = lambda: True
+    assert pauses._next(Paused(1.0, 1, rows=True)) is None
 
 
 def test_requests_wait_only_behind_messages_that_change_what_they_compute() -> None:

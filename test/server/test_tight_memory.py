@@ -101,9 +101,8 @@ class Virtual:
         self.max_total_num_tokens, self.chunked_prefill_size = self.load.pool, self.load.chunk
         pacer = Pacer(config, chunk_tokens=self.load.chunk, layers=self.load.layers, model=MODEL)
         self.core = LapsCore(pacer, Classes(config, THRESHOLD, lambda _: 0, lambda: self.now))
-        cutter: Any = object() if self.load.layers else None
         me: Any = self
-        self.builder = Builder(me, self.core, alone, self.stock, cutter)
+        self.builder = Builder(me, self.core, alone, self.stock)
         clients = [SHORT] * self.load.shorts + [LONG] * self.load.longs
         self.coming = [(0.1 * self.rng.random(), i, cls) for i, cls in enumerate(clients)]
         heapq.heapify(self.coming)
@@ -201,12 +200,11 @@ class Virtual:
 def test_long_work_gets_share_and_short_waits_stay_bounded(
     seed: int, adder: Callable[[int, int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_laps import builder, slices
+    from sglang_laps import builder
 
     load = Load.random(seed)
     server = Virtual(load, seed)
     monkeypatch.setattr(builder, "time", SimpleNamespace(perf_counter=lambda: server.now))
-    monkeypatch.setattr(slices, "fits", lambda batch: True)
     server.serve()
     assert server.work_s >= 0.9 * load.long_share * SPAN_S, "its share of so short a time"
     assert max(server.waits_s[SHORT]) <= 2 * HOLD_S

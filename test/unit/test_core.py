@@ -93,6 +93,9 @@ def test_paused_depth_counts_all_batches_under_way() -> None:
     core.under_way += [make_flight(core), one]
     paused = core.paused(one, 7, 28)
     assert (paused.depth, paused.left_s) == (2, float("inf")), "nothing is known of step times"
+    assert not paused.rows
+    core.under_way[0].shape.append((1, 50))
+    assert core.paused(one, 7, 28).rows
 
 
 def test_high_priority_request_is_seen_beyond_lookahead() -> None:
@@ -132,7 +135,7 @@ def test_unready_long_prompts_are_skipped_until_next_batch() -> None:
     core.asks_again = False
     assert nothing_built() == ["a"], "all were tried"
     part = Part(LONG, [b], None, 512, whole=False)
-    core.record_build(part, make_batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
+    core.record_build(part, make_batch(b), Plan((LONG,)), None, [], 1.0)
     queue = [a, c]
     assert nothing_built() == ["a"], "tried first again after each batch"
     queue = [a]
@@ -164,7 +167,7 @@ def test_long_prompts_get_a_share_of_the_rows_that_become_free(free: int) -> Non
         for part in core.parts(plan, queues, beside=False):
             core.considered = bool(rows)
             if taken := part.queue[:rows]:
-                core.record_build(part, make_batch(*taken), plan, None, [], now, sliced=False)
+                core.record_build(part, make_batch(*taken), plan, None, [], now)
                 built = core.take_next()
                 assert built is not None
                 built.started, built.done = now, now + 0.005
@@ -194,7 +197,7 @@ def test_step_of_short_requests_does_not_tell_whether_long_prompts_lack_memory(l
     plan = Plan((LONG,), picked=(0,), long=LongBatch((), 512), mixed=True)
     part = next(core.parts(plan, core.view_queues([short, Request("L", 900)], None), beside=False))
     assert part.queue == [short]
-    core.record_build(part, make_batch(short), plan, None, [], 1.0, sliced=False)
+    core.record_build(part, make_batch(short), plan, None, [], 1.0)
     assert core.lacking is lacking
 
 
@@ -275,7 +278,7 @@ def test_prompts_left_out_of_long_batch_are_parked(slot: int) -> None:
     for cut in (every[slot], new, None):
         core = make_core([parked])
         part = Part(LONG, [new], every[slot], 300, whole=False)
-        core.record_build(part, make_batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
+        core.record_build(part, make_batch(new), Plan((LONG,)), cut, [held, parked], 1.0)
         assert core.chunked.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
         assert core.chunked.unsent == (cut is not None)
 
@@ -283,7 +286,7 @@ def test_prompts_left_out_of_long_batch_are_parked(slot: int) -> None:
 def test_batch_of_whole_requests_parks_no_prompt() -> None:
     held, parked, one = Request("P", 900, done=100), Request("Q", 700, done=600), Request("s", 50)
     core = make_core([parked])
-    core.record_build(Part(SHORT, [one]), make_batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
+    core.record_build(Part(SHORT, [one]), make_batch(one), Plan((SHORT,)), None, [held, parked], 1.0)
     built = core.take_next()
     assert (core.chunked.parked, core.chunked.unsent) == ([parked], False)
     assert built is not None
@@ -291,22 +294,12 @@ def test_batch_of_whole_requests_parks_no_prompt() -> None:
     assert core.take_next() is None
 
 
-@pytest.mark.parametrize("sliced", [True, False])
-def test_long_batch_runs_in_slices_if_possible(sliced: bool) -> None:
+def test_long_batch_runs_in_planned_slices() -> None:
     core, new = make_core(), Request("L", 900)
     core.under_way.append(make_flight(core))
-    core.record_build(
-        Part(LONG, [new], None, 300),
-        make_batch(new),
-        Plan((LONG,), long=LongBatch(layers=3)),
-        None,
-        [],
-        1.0,
-        sliced=sliced,
-    )
-    built = core.take_next()
-    assert built is not None
-    assert (built.layers, built.within) == (3 if sliced else 0, True)
+    plan = Plan((LONG,), long=LongBatch(layers=3))
+    built = core.record_build(Part(LONG, [new], None, 300), make_batch(new), plan, None, [], 1.0)
+    assert (built.layers, built.within) == (3, True)
 
 
 def test_mixed_step_counts_both_classes_but_device_time_once() -> None:
@@ -315,13 +308,7 @@ def test_mixed_step_counts_both_classes_but_device_time_once() -> None:
     short.laps_tag.slo_s = 0.5
     plan = Plan((LONG,), picked=(0,), long=LongBatch((0,)), mixed=True)
     core.record_build(
-        Part(LONG, [short, long], None, 900, whole=False),
-        make_batch(short, long, cut),
-        plan,
-        cut,
-        [],
-        1.0,
-        sliced=False,
+        Part(LONG, [short, long], None, 900, whole=False), make_batch(short, long, cut), plan, cut, [], 1.0
     )
     built = core.take_next()
     assert built is not None
@@ -341,7 +328,7 @@ def test_carried_decode_rows_count_as_decode_step_not_prefill() -> None:
     )
     parts = list(core.parts(plan, Queues([short], [], []), beside=True))
     assert [(p.cls, p.carries) for p in parts] == [(SHORT, True), (LONG, False)]
-    core.record_build(parts[0], mixed, plan, None, [], 1.0, sliced=True)
+    core.record_build(parts[0], mixed, plan, None, [], 1.0)
     built = core.take_next()
     assert built is not None
     assert (built.reqs, built.rows, built.shape, list(built.short)) == ([short], 1, [(50, 0), (1, 299)], [0])

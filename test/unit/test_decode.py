@@ -181,6 +181,31 @@ def test_only_unsliced_long_batch_carries_decode_rows() -> None:
     assert plan_carrying_rows(0.02, whole, longs=(900,)).decode == "first", "it would end too late"
 
 
+@pytest.mark.parametrize(
+    ("now", "shorts", "picked", "split"),
+    [
+        (0.02, (100, 100), (1, 0), False),
+        (0.02, (100, 400), (), False),
+        (0.04, (100, 100), (1,), True),
+        (0.06, (100, 100), (), False),
+    ],
+    ids=["both", "too long", "one", "late"],
+)
+def test_short_batch_runs_beside_rows_only_if_they_stay_in_time(
+    now: float, shorts: tuple[int, ...], picked: tuple[int, ...], split: bool
+) -> None:
+    """The rows' tokens are due at 100 ms; the paused batch needs 40 ms, after a slice of 4 ms."""
+    beside = Paused(0.04, 1, slice_s=0.004, rows=True)
+    plan = plan_carrying_rows(now, Plan((SHORT,), picked=(1, 0)), shorts=shorts, beside=beside)
+    assert (plan.order, plan.picked, plan.split) == ((SHORT,) if picked else (), picked, split)
+    assert not plan.decode, "their step has not ended"
+
+
+def test_no_long_prompt_overtakes_batch_with_rows() -> None:
+    plan = Plan((LONG,), long=LongBatch((0,), 900))
+    assert not plan_carrying_rows(0.0, plan, longs=(900,), beside=Paused(0.001, 1, rows=True)).order
+
+
 def test_prompts_get_their_share_before_rows_are_carried() -> None:
     plan = Plan((SHORT,), picked=(0,))
     assert plan_carrying_rows(0.0, plan, shorts=(40,), streams=80).decode != "carried", (

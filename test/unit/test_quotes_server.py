@@ -67,7 +67,7 @@ def test_queued_request_is_quoted_and_judged_at_first_token() -> None:
     assert long.bound_s > long.high_s > long.median_s > long.low_s > 0.25
     assert len(core.quoter.backlog) == 2
     flight = core.record_build(
-        Part(SHORT, [reqs[0]]), make_batch(reqs[0]), Plan((SHORT,), (0,)), None, queues.begun, clock.now, sliced=False
+        Part(SHORT, [reqs[0]]), make_batch(reqs[0]), Plan((SHORT,), (0,)), None, queues.begun, clock.now
     )
     assert len(core.quoter.backlog) == 1
     flight.started, flight.done = 10.25, 10.26
@@ -82,9 +82,7 @@ def test_aborted_request_counts_no_outcome() -> None:
     reqs = queue(100, 120)
     queues = core.view_queues(reqs, None)
     part = Part(SHORT, reqs)
-    flight = core.record_build(
-        part, make_batch(*reqs), Plan((SHORT,), (0, 1)), None, queues.begun, clock.now, sliced=False
-    )
+    flight = core.record_build(part, make_batch(*reqs), Plan((SHORT,), (0, 1)), None, queues.begun, clock.now)
     reqs[0].to_finish = FINISH_ABORT()
     core.record_result(flight, 10.1)
     assert sum(core.quoter.counts[SHORT].values()) == 1
@@ -96,9 +94,7 @@ def test_prompt_in_progress_waits_with_remaining_work() -> None:
     queues = core.view_queues(reqs, None)
     whole_s = sum(s.seconds for s in core.quoter.backlog.long)
     part = SimpleNamespace(reqs=[req], extend_lens=[8192], prefix_lens=[0], decoding_reqs=None)
-    core.record_build(
-        Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, queues.begun, 10.0, sliced=False
-    )
+    core.record_build(Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, queues.begun, 10.0)
     left_s = sum(s.seconds for s in core.quoter.backlog.long)
     assert 0.0 < left_s < whole_s
 

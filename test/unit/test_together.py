@@ -165,7 +165,7 @@ def free(*tokens: int) -> list[Waiting]:
 def test_part_of_long_prompt_carries_rows_if_few_short_requests_arrive(per_s: float, carried: bool) -> None:
     """A decode step of 20 ms every 100 ms takes a fifth of the device from slices."""
     plan = slow_steps().adjust_plan(0.0, LONG_ALONE, [], free(4000), None, HIDES, per_s=per_s)
-    assert (plan.decode, plan.long.layers) == (("carried", 0) if carried else ("", 1))
+    assert (plan.decode, plan.long.layers) == ("carried" if carried else "", 1)
     assert (plan.long.tokens < 980) == carried
 
 

@@ -3,10 +3,11 @@
 A token that comes early is worth nothing, so a decode step has a deadline and no weight. The step runs as late as its
 deadline allows, given the work that would run before it. All other time goes to prompts, by the other rules.
 
-A prefill batch without pauses carries a row of each stream if that is less work than a separate step: the weights are
-read once for both. So the next step runs early, at the price of its rows. A step that is due takes along short
-requests that may not preempt yet, as many as at most double its time: this saves a step. If all requests have
-deadlines, or if short requests are few, a step for both classes carries the rows (``together``).
+A prefill batch that ends before the next step is due carries a row of each stream if that is less work than a separate
+step: the weights are read once for both. So the next step runs early, at the price of its rows. A short batch runs in
+a pause of such a batch if the rows' tokens still come in time. A step that is due takes along short requests that may
+not preempt yet, as many as at most double its time: this saves a step. If all requests have deadlines, or if short
+requests are few, a step for both classes carries the rows (``together``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from laps_core.length import LONG, SHORT
 from laps_core.policy.predict import Sizes, without_standstill
-from laps_core.policy.together import instead_of_slices, together, until_pause_s
+from laps_core.policy.together import instead_of_slices, together, until_pause_s, whole_s
 from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
@@ -123,6 +124,8 @@ class Decode:
         """
         if not self.streams or not (plan.order or paused):
             return plan
+        if paused is not None and paused.rows:
+            return self._adjust_beside_rows(now, plan, shorts, paused, sizes)
         slice_s = 0.0 if paused is None else paused.slice_s
         time_left_s, rows_s, may_step = self.time_to_next_step_s(now) - slice_s, self.rows_s(sizes), self.may_step(now)
         # A batch with rows may also take the time of the step that it saves.
@@ -146,12 +149,11 @@ class Decode:
                     now, plan, shorts, longs, sizes,
                     within_s=within_s, rows=self.streams, rows_s=rows_s, share=share, per_s=per_s,
                 )  # fmt: skip
-            if joint and carries(until_pause_s(joint, picked, longs, sizes), joint.long.tokens):
+            if joint and carries(whole_s(joint, picked, longs, sizes), joint.long.tokens):
                 return joint._replace(decode="carried")
 
         def fitting(within_s: float) -> int:
-            """Count the picked requests, in order, that are predicted to run in this time; all if unknown."""
-            return bisect_left(range(1, len(picked) + 1), True, key=lambda n: sizes.batch_s(picked[:n]) > within_s)
+            return _count_fitting(picked, within_s, sizes)
 
         def count_carries(count: int) -> DecodeTurn:
             return carries(sizes.batch_s(picked[:count]), sum(w.tokens for w in picked[:count]))
@@ -182,6 +184,18 @@ class Decode:
             # Even after a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
         return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
+
+    def _adjust_beside_rows(
+        self, now: float, plan: Plan, shorts: Sequence[Waiting], paused: Paused, sizes: Sizes
+    ) -> Plan:
+        """Return the plan for a pause of a batch with rows: as much of the short batch as runs without making the
+        tokens of the rows late; otherwise the paused batch continues."""
+        left_s = max(self._since_s, self._ended_s) + self.target_s - now - paused.slice_s - paused.left_s
+        picked = [shorts[i] for i in plan.picked] if plan.order[:1] == (SHORT,) else []
+        fit = _count_fitting(picked, left_s, sizes)
+        if not fit:
+            return plan._replace(order=(), picked=())
+        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked))
 
     # -- steps
 
@@ -216,3 +230,8 @@ class Decode:
             "streams": self.streams,
             **self.statistics.status(),
         }
+
+
+def _count_fitting(items: Sequence[Waiting], within_s: float, sizes: Sizes) -> int:
+    """Count the requests, in order, that are predicted to run in this time as one batch; all if unknown."""
+    return bisect_left(range(1, len(items) + 1), True, key=lambda n: sizes.batch_s(items[:n]) > within_s)

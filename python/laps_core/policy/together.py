@@ -1,8 +1,9 @@
 """One step for short requests, long prompts and a row of each stream. Beyond the paper.
 
 In slices, a long batch and the decode steps in its pauses each read the weights. A part of that batch that carries the
-rows reads them once for both, but cannot pause: short requests wait for its end. It runs if that lowers the sum of
-slowdowns (``exchange``): if long prompts wait, and few short requests arrive.
+rows reads them once for both. But in its pauses no decode step can run, and a short batch only if the tokens of the
+rows still come in time: most short requests wait for its end. It runs if that lowers the sum of slowdowns
+(``exchange``): if long prompts wait, and few short requests arrive.
 
 If all requests have deadlines, and deadlines are near, no request that can wait preempts: a step holds the work that
 ends in time for all requests in the step, and its fixed time is spent once (FlowPrefill, SLO-aware batching). If
@@ -92,7 +93,7 @@ def instead_of_slices(
     now: float, plan: Plan, shorts: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes, *, within_s: float,
     rows: int, rows_s: float, share: float, per_s: float,
 ) -> Plan | None:  # fmt: skip
-    """Return the plan, a long batch in slices, as one step that carries the rows, if that pays; see ``joint_step``.
+    """Return the plan, a long batch in slices, as a shorter one that carries the rows, if that pays; ``joint_step``.
 
     `rows_s`: time that the rows add to the step. `share`: share of the device that decode steps in pauses take (0..1).
     `per_s`: rate of arrivals of short requests; they would wait for half of the step.
@@ -103,25 +104,32 @@ def instead_of_slices(
     ):
         return None
     joining = [shorts[i] for i in plan.picked]
-    took_s = until_pause_s(joint, joining, longs, sizes) + rows_s
-    whole = plan._replace(long=plan.long._replace(layers=0))
-    slices_s = until_pause_s(whole, joining, longs, sizes) * joint.long.tokens / plan.long.tokens / (1.0 - share)
+    took_s = whole_s(joint, joining, longs, sizes) + rows_s
+    slices_s = whole_s(plan, joining, longs, sizes) * joint.long.tokens / plan.long.tokens / (1.0 - share)
     # The shortest request suffers most.
     weight = per_s * took_s / sizes.lone_s(Waiting(1, 0, now))
     pays = gain(slices_s - took_s, sizes.weight(longs), (weight, -took_s / 2.0)) > 0.0
-    return joint if pays else None
+    if not pays:
+        return None
+    slices = sizes.slice_layers([longs[i] for i in joint.long.picked], joint.long.tokens)
+    return joint._replace(long=LongBatch(joint.long.picked, joint.long.tokens, *slices))
 
 
 def until_pause_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
     """Return the predicted time of a batch from its start to its first pause or its end; 0 if unknown."""
+    took_s, long = whole_s(plan, joining, longs, sizes), plan.long
+    return took_s * long.layers / (sizes.layers * long.parts) if long.layers and sizes.layers else took_s
+
+
+def whole_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
+    """Return the predicted time of a batch without its pauses; 0 if unknown."""
     long = plan.long
     left, shape = long.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
     left -= sum(new for new, _ in shape)
     for w in (longs[i] for i in long.picked):
         shape.append((min(w.tokens, max(0, left)), w.history))
         left -= shape[-1][0]
-    took_s = sizes.model.predict(shape) or 0.0
-    return took_s * long.layers / (sizes.layers * long.parts) if long.layers and sizes.layers else took_s
+    return sizes.model.predict(shape) or 0.0
 
 
 def _far(now: float, waiting: Sequence[Waiting], sizes: Sizes) -> bool:

@@ -55,6 +55,8 @@ class Paused(NamedTuple):
     """Earliest deadline among the requests of the batch (seconds of the caller's clock)."""
     slice_s: float = 0.0
     """Device time of the next slice (seconds); 0 if unknown."""
+    rows: bool = False
+    """True if a batch under way carries a row of each stream: their tokens come at its end."""
 
 
 class Account(NamedTuple):

@@ -100,12 +100,13 @@ class Laps:
         if under_way:
             top = under_way[-1]
             left_s = sum(top.slices[: -1 if launched is not None else None])
-            requests = [r for s in under_way for r, _, _ in s.parts]
+            requests = [r for s in under_way for r, _, _ in s.whole.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
             due = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
             slice_s = top.slices[-1]
-            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due, slice_s=slice_s)
-        below = {id(r) for s in under_way for r, _, _ in s.parts}
+            rows = any(s.whole.streams for s in under_way)
+            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due, slice_s=slice_s, rows=rows)
+        below = {id(r) for s in under_way for r, _, _ in s.whole.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.current_view or _long(r) for r in longs]
         drains, free_s = self._drains(), self._free_s
@@ -170,7 +171,7 @@ class Laps:
             whole_s = self._device.seconds(batch)
             each_s = whole_s / self._layers * plan.long.layers / plan.long.parts
             slices = self._device.profile.slices(whole_s, shape, each_s)
-            self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, slices[::-1]))
+            self._under_way.append(Sliced(batch, batch.running, slices[::-1]))
             first = self._slice(self._under_way[-1])
             first.prepared = False
             return first
@@ -178,7 +179,7 @@ class Laps:
 
     def _slice(self, sliced: Sliced) -> Batch:
         slice_s = sliced.slices.pop()
-        batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
+        batch = Batch([], []) if sliced.left else sliced.whole
         if not sliced.left:
             # No pause follows the last slice; with the overlap loop the next batch is decided on while it runs.
             self._under_way.remove(sliced)

@@ -91,8 +91,7 @@ class Batch:
 class Sliced:
     """A long batch that runs in slices."""
 
-    parts: list[tuple[Request, int, int]]
-    ending: list[Request]
+    whole: Batch
     running: Running
     slices: list[float]
     """Remaining slices (seconds), the last slice first."""
