@@ -173,7 +173,6 @@ class Tokens(NamedTuple):
 
 
 def tokens(requests: Sequence[Request]) -> Tokens:
-    """Return the token times of one round."""
     begin_s = min(r.sent_s - r.at_s for r in requests)
     streams = [[t - begin_s for t in r.came_s] for r in requests if r.kind == "stream"]
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
@@ -188,7 +187,6 @@ def stock_as_smooth(seen: Comparison) -> list[str]:
 
 
 def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
-    """Return the piece for the report."""
     even, target_s = stock_as_smooth(seen), decode["target_ms"] / 1e3
     text = (
         f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
@@ -220,18 +218,15 @@ def add_load(p: Parser, streams: int, longs: int, shorts: int) -> None:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     add_load(p, 8, 3, 12)
     add_device(p, CPU)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the load."""
     return {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """Compare all servers."""
     seen, decode = run_rounds(tuple(VARIANTS), args.rounds, args, (args.streams // 2 + 1, 0))
     what = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
     rounds = {name: [figures(*one) for one in of] for name, of in seen.items()}

@@ -37,11 +37,7 @@ PATIENCE_S = 60.0
 NAMES = (LAPS, FCFS)
 """Variants. Their rounds are short, so that half a minute of other work on the machine disturbs both."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
-COLUMNS = (
-    *starmap(Column, ttft_paths(*QUANTILES).items()),
-    Column("requests/s", ("rps",), ".2f"),
-    FAILED,
-)
+COLUMNS = (*starmap(Column, ttft_paths(*QUANTILES).items()), Column("requests/s", ("rps",), ".2f"), FAILED)
 
 
 def turns(user: int, rng: random.Random, span_s: float) -> Iterator[Job]:
@@ -63,7 +59,6 @@ def documents(rate: float, span_s: float, rng: random.Random) -> Iterator[Job]:
 
 
 def jobs(seed: int, span_s: float, document_rate: float) -> list[Job]:
-    """Return the mixed load for `span_s` seconds."""
     rng = random.Random(seed)
     users = [job for user in range(SESSIONS) for job in turns(user, random.Random(rng.random()), span_s)]
     return chain_conversations([*users, *documents(document_rate, span_s, rng)])
@@ -79,15 +74,12 @@ def require_answers(answers: Sequence[Answer], name: str, logs: Path) -> None:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument(
         "--utilisation", type=positive, default=0.4, help="prefill server's share of time for documents (0.4)"
     )
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """Run the rounds."""
-
     def prompts(seed: int) -> Prompts:
         return Prompts(DEVICE.vocabulary, seed, DEVICE.longest, reuse=True, prefill_only=False, answer=ANSWER_TOKENS)
 

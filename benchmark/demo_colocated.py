@@ -29,13 +29,11 @@ def table(result: dict[str, dict[str, float]]) -> Table:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     colocated.add_load(p, 5, 2, 6)
     p.set_defaults(device=DEVICES[CPU])
 
 
 def run(args: Namespace) -> Piece:
-    """Run the demo."""
     seen, decode = colocated.run_rounds((LAPS, DEFAULT), 2 * args.rounds, args, (1, 1), STREAM_TOKENS)
     # Figures over all requests of a variant's rounds.
     result = {

@@ -50,12 +50,10 @@ def simulated(data: Mapping[str, Any], workload: str, policy: str, simulator: Si
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--from", dest="source", type=Path, default=Path("benchmark/report"), help="folder of the pieces")
 
 
 def measure(args: Namespace) -> Piece:
-    """Return the piece."""
     tables, figures, data = list[Table](), list[Figure](), dict[str, Any]()
     for workload in WORKLOADS:
         piece = Piece.read(args.source / f"gpu-{workload}.json")

@@ -44,7 +44,6 @@ STEPS = (
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     devices.add_device(p, devices.H200)
 
 
@@ -87,7 +86,6 @@ def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figur
 
 
 def run(args: Namespace) -> Piece:
-    """Measure, calibrate, simulate and compare."""
     device: Device = args.device
     known = Profile.load(device.laps["profile"])
     prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]

@@ -68,7 +68,6 @@ class Load:
 
 
 def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
-    """Return jobs of the mix."""
     return drawn(mix(lmsys(), uniform(1024, 8192), 0.05), rate, span_s, f"mix/{seed}")
 
 
@@ -117,7 +116,6 @@ LONG = (
 
 
 def device_of(load: Load) -> Device:
-    """Return the emulated group for a load."""
     made = devices.emulated(f"{PROFILE},slow={load.slow:g}")
     if load.sessions:
         made = made.with_prefixes()
@@ -153,12 +151,10 @@ def servers_of(load: Load, ranks: int, slow: float) -> list[Variant]:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--workload", choices=list(LOADS), default="mix", help="(mix)")
 
 
 def run(args: Namespace) -> Piece:
-    """Run all rounds, the servers in turns, and simulate them."""
     load = LOADS[args.workload]
     slow = load.slow
     args.out = args.out or REPO / "out" / load.piece

@@ -15,7 +15,6 @@ from benchmark.results.steps import Collected
 from benchmark.rig import Progress
 
 PIECE_S = 240.0
-"""Time limit of one piece."""
 
 
 class TookTooLongError(SystemExit):
@@ -51,7 +50,6 @@ class Kit:
         return (found.commit, found.machine) != (commit(), json.loads(json.dumps(machine())))
 
     def folder(self, name: str) -> Path:
-        """Return the folder of a piece."""
         return self.out / f"gpu-{name}"
 
     def measure(self, name: str, make: Callable[[], Piece]) -> None:

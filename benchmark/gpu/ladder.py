@@ -31,7 +31,6 @@ MARK = "LADDER "
 
 
 def flags(shape: str, backend: str) -> list[str]:
-    """Return the server arguments."""
     if shape == TINY:
         return ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "4096"]
     graph: dict[str, Any] = {"backend": backend, "bs": list(ROWS), "max_bs": ROWS[-1]}

@@ -72,7 +72,6 @@ class Pool:
         return self._all[-1]
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in self._all:
             connection.transport.close()
 

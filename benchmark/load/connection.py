@@ -65,7 +65,6 @@ class Connection(asyncio.Protocol):
         self.transport = transport
 
     def send(self, raw: bytes, done: Done) -> None:
-        """Send a whole request."""
         self._buffer, self._body, self._end, self.first, self._done = b"", 0, None, None, done
         self.transport.write(raw)
 

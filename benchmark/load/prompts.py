@@ -56,7 +56,6 @@ class Prompts:
         return self._streams[number]
 
     def ids(self, job: Job, rng: Any) -> list[int]:
-        """Return the prompt of ``job``."""
         if self.reuse and job.continues_stream:
             return self.stream(job.stream)[: job.cached + job.new].tolist()  # type: ignore[no-any-return]
         own = rng.integers(*self.vocabulary, size=job.new)

@@ -14,7 +14,6 @@ class Bar:
     least: float = -math.inf
 
     def met(self, value: float) -> bool:
-        """Return True if ``value`` lies in the range."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:

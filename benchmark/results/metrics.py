@@ -30,7 +30,6 @@ class Slo:
         return math.inf if answer.ttft_s is None else answer.ttft_s / self.lone_s(answer.job.new)
 
     def met(self, answer: Answer) -> bool:
-        """Return True if the request was in time."""
         return self.slowdown(answer) <= self.factor
 
 

@@ -62,7 +62,6 @@ def judged(figures: Sequence[Figure]) -> str:
 
 
 def section(name: str, piece: Piece) -> str:
-    """Return the section of one piece."""
     parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
     parts += [*filter(None, [judged(piece.figures)]), *map(markdown, piece.tables)]
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
@@ -90,7 +89,6 @@ def machines(pieces: Mapping[str, Piece]) -> str:
 
 
 def page(collected: Collected) -> str:
-    """Return the whole page."""
     pieces = {name: piece for name, (piece, _) in collected.pieces.items()}
     parts = [
         "# What was measured",

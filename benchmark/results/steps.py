@@ -15,7 +15,6 @@ from benchmark.results.piece import Piece
 from benchmark.rig import EMULATED, H200, REPO, SMALL
 
 LIMIT_S = 3600.0
-"""Time limit of one command."""
 
 
 @dataclass(frozen=True)

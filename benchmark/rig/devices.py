@@ -53,10 +53,8 @@ class Device:
     server_gib: float
     """Memory of each server (GiB): GPU memory on CUDA, else memory of the machine."""
     layers: int
-    """Layers of the model."""
     checkpoint: Callable[[], Path]
     what: str
-    """Description of the model."""
     env: dict[str, str] = field(default_factory=dict)
     start_s: float = 240.0
     """Time limit for a server's start (seconds)."""
@@ -208,7 +206,6 @@ def this(name: str = "") -> Device:
 
 
 def has_cuda() -> bool:
-    """Return True if this machine has a CUDA device."""
     import torch
 
     return bool(torch.cuda.is_available())

@@ -80,7 +80,6 @@ class Fleet:
         return self._up[name][1]
 
     def log(self, name: str) -> Path:
-        """Return the path of a server's log."""
         return servers.log_of(self.out, name)
 
     def _stop(self) -> None:

@@ -97,5 +97,4 @@ def clear(runner: Any) -> None:
 
 
 def synchronize(runner: Any) -> None:
-    """Wait for the device."""
     torch.get_device_module(runner.device).synchronize()

@@ -122,7 +122,6 @@ class Server:
             time.sleep(0.2)
 
     def alive(self) -> bool:
-        """Return True if the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def laps_status(self) -> dict[str, Any]:

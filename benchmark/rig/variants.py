@@ -30,7 +30,6 @@ class Variant:
 
     @property
     def stock(self) -> bool:
-        """Return True if LAPS is off."""
         return ON not in self.args
 
 

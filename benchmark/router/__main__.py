@@ -19,7 +19,6 @@ MODES = {"echo": echo.run, "real": real.run, "agents": agents.run}
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     mode = p.add_mutually_exclusive_group(required=True)
     for name in MODES:
         mode.add_argument(f"--{name}", dest="mode", action="store_const", const=name)
@@ -31,7 +30,6 @@ def options(p: Parser) -> None:
 
 
 def run(args: Namespace) -> Piece:
-    """Run the benchmark of the chosen mode."""
     args.out = args.out or REPO / "out" / f"router-{args.mode}"
     return MODES[args.mode](args)
 

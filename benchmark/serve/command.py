@@ -32,14 +32,12 @@ from benchmark.serve import tables
 from benchmark.serve.compare import BLOCK, BLOCKS, SIMULATED, Bench, Compared, Points, Settings, simulated
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Clients of closed loops."""
 LONG_CHUNKS = 4
 """Length of a usual long prompt, in chunks."""
 WORKLOADS = (named.CLOSED, *named.OPEN)
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     devices.add_device(p)
     words = f"{', '.join(WORKLOADS)}; several, with commas: a folder each (mixed)"
     p.add_argument("--workload", type=some_of(WORKLOADS, "workload"), default="mixed", help=words)

@@ -65,8 +65,6 @@ def one_round(target: Target, prompts: Prompts, tokens: int, seed: int) -> tuple
 
 
 def measure(fleet: Fleet, rounds: int, tokens: int, seed: int) -> dict[str, Seen]:
-    """Run all rounds, interleaved."""
-
     def once(i: int, name: str) -> tuple[list[float], ...]:
         return one_round(fleet.target(name), fleet.prompts, tokens, seed * 1000 + 100 * i)
 
@@ -112,13 +110,11 @@ def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Fi
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--tokens", type=at_least(512), default=8192, help="tokens of the long prompt, in one chunk (8192)")
     devices.add_device(p)
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """Measure both servers."""
     device = replace(args.device, chunk=args.tokens)
     prompts = Prompts(device.vocabulary, args.seed, args.tokens)
     with Fleet(device, [BUILT_IN[name] for name in NAMES], prompts, args.out, args.say) as fleet:
@@ -126,7 +122,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 def piece_of(seen: dict[str, Seen], device: Device, tokens: int, seed: int) -> Piece:
-    """Return the piece."""
     heads = ("variant", "short alone P50", "P90", "short that meets a long one P50", "P90", "long alone P50")
     rows = [
         (

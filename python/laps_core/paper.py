@@ -47,14 +47,12 @@ class PaperWindow(Window):
     requests are expected. If a batch fills to D, W becomes the time that it took; if not, D becomes its depth."""
 
     def __init__(self, config: LapsConfig, predict: Predict) -> None:
-        """See Window."""
         super().__init__(config, predict)
         self._window_s, self._depth = self._w_max_s, self._cap
         """W (seconds) and D (requests)."""
         self._rate = Rate()
 
     def record_arrivals(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
-        """See Window."""
         super().record_arrivals(now, n, blind_since)
         self._rate.add(now, n)
 
@@ -72,7 +70,6 @@ class PaperWindow(Window):
         return "window" if now >= end else end
 
     def record_dispatch(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
-        """See Window."""
         tau_s = now - self._idle_since(now)
         super().record_dispatch(now, depth, waited_s, reason, late)
         if depth >= self._depth:
@@ -81,7 +78,6 @@ class PaperWindow(Window):
             self._depth = depth
 
     def status(self) -> dict[str, Any]:
-        """See Window."""
         return {**super().status(), "window_ms": self._window_s * 1e3, "depth": self._depth}
 
     def _clipped(self, seconds: float) -> float:
@@ -96,13 +92,7 @@ class PaperPacer(Pacer):
         super().__init__(config, **{**how, "layers": 0})
         self.window = PaperWindow(config, self.model.predict)
 
-    def plan(
-        self,
-        now: float,
-        shorts: Sequence[Waiting],
-        longs: Sequence[Waiting],
-        **_: Any,
-    ) -> Plan:
+    def plan(self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], **_: Any) -> Plan:
         """Plan with short requests strictly first (see Pacer). While the window holds a short batch, long work runs."""
         if not shorts:
             self.window.record_empty_queue()

@@ -180,7 +180,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Status of each data-parallel rank, if the server has several."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the status as a dict (JSON-ready)."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 

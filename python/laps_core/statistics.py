@@ -31,7 +31,6 @@ class ShortBatches:
         self._late += late
 
     def status(self) -> dict[str, Any]:
-        """Return the counters for /laps_status (JSON-ready)."""
         edges = [*(f"<={e:g}" for e in WAIT_EDGES_MS), f">{WAIT_EDGES_MS[-1]:g}"]
         return {
             "dispatched": {r: self._reasons[r] for r in REASONS},
@@ -73,7 +72,6 @@ class DecodeSteps:
         return None
 
     def status(self) -> dict[str, Any]:
-        """Return the counters for /laps_status (JSON-ready)."""
         ms = {name: self.gap_s(share) for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0))}
         return {
             "steps": self.steps,

@@ -23,7 +23,6 @@ class Event:
         self.at_s = self._timeline.begin()
 
     def query(self) -> bool:
-        """Return True if the event has happened."""
         return self._timeline.now() >= self.at_s
 
     def synchronize(self) -> None:

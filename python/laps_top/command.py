@@ -45,7 +45,6 @@ def natural(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     assert __doc__
     what, _, examples = __doc__.partition("\n\n")
     made = argparse.ArgumentParser(

@@ -83,7 +83,6 @@ def quantiles(times: Iterable[float]) -> Quantiles:
 
 
 def row(url: str, answer: Answer) -> Row:
-    """Return the row of one server."""
     status = answer.status
     if status is None:
         return Row(url=url, error=answer.error or "no answer")

@@ -156,7 +156,6 @@ class ReceiptHeader:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
-        """Serve one request."""
         _arrival.set(time.perf_counter())
         if scope["type"] != "http" or (_HEADER, b"1") not in scope["headers"]:
             await self._app(scope, receive, send)

@@ -119,7 +119,6 @@ class Profiles:
         self._step(batch)
 
     def stop(self, stage: Any = None) -> Any:
-        """Stop the profile."""
         # The profiler of SGLANG_PROFILE_V2 stops by itself.
         self._stopped |= getattr(self._profiler, "profile_in_progress", False)
         return self._stop(stage)

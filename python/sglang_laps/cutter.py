@@ -29,7 +29,6 @@ class Cutter:
     """Base class of an object that runs passes of one model runner in slices."""
 
     layers: int
-    """Layers of the model."""
     operators: int
     """Pause points in a layer, without those between blocks of rows."""
     _armed: SliceOrder | None = None

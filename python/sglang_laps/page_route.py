@@ -64,7 +64,6 @@ class Passwords:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         path = scope.get("path", "").rpartition("/")[2]
         if scope["type"] != "http" or scope["method"] != "GET" or path not in READ:
             await self._app(scope, receive, send)

@@ -39,7 +39,6 @@ class PoolCell:
         return cls(os.environ[ENV])
 
     def read(self) -> PoolRecord:
-        """Return the current record."""
         with self._locked() as file:
             return _in(file)
 

@@ -18,7 +18,6 @@ class Priority:
         self._of = of
 
     def of(self, req: Req) -> int:
-        """Return the priority of a request."""
         return 0 if self._of is None else self._of(req)
 
     def sort(self, view: list[Req]) -> list[Req]:

@@ -42,7 +42,6 @@ class QuotedCore(LapsCore):
         classes.watch = self._looked
 
     def view_queues(self, queue: list[Req], slot: Req | None) -> Queues:
-        """See LapsCore."""
         found = super().view_queues(queue, slot)
         begun = self.chunked.in_progress(slot).reqs
         if len(self.quoter.backlog) > len(queue) + len(begun):
@@ -51,7 +50,6 @@ class QuotedCore(LapsCore):
         return found
 
     def record_build(self, *how: Any, **more: Any) -> Flight:
-        """See LapsCore."""
         flight = super().record_build(*how, **more)
         cut = flight.cut
         for req, (new, old) in zip(flight.reqs, flight.shape, strict=False):
@@ -60,7 +58,6 @@ class QuotedCore(LapsCore):
         return flight
 
     def record_result(self, flight: Flight, now: float) -> None:
-        """See LapsCore."""
         super().record_result(flight, now)
         self.quoter.record_batch(flight.cls, flight.lasted_s)
         for _, req in flight.served():

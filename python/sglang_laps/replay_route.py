@@ -104,8 +104,6 @@ class Replays:
 
 
 def add(app: FastAPI, replays: Replays) -> None:
-    """Add the route."""
-
     @serve(app, REPLAY_ROUTE, "POST")
     async def laps_replay(request: Request) -> Response:
         """Run the last requests again in the simulator, under other policies and with other knobs."""

@@ -31,13 +31,7 @@ class Step:
 class Steps:
     """Decode steps of one scheduler, from launch to result."""
 
-    def __init__(
-        self,
-        core: LapsCore,
-        marks: Marks | None,
-        ended: Callable[[Step], None],
-        group: Group | None,
-    ) -> None:
+    def __init__(self, core: LapsCore, marks: Marks | None, ended: Callable[[Step], None], group: Group | None) -> None:
         """Measure steps. `marks`: None if a forward pass has ended when its call returns. `ended`: called with each
         step in which no other rank prefilled. `group`: ranks that plan together, or None."""
         self._core, self._marks, self._ended, self._group = core, marks, ended, group

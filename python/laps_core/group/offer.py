@@ -77,7 +77,6 @@ class Offer:
         self.levels = tuple(batch.level for batch in self._batches)
 
     def picks(self, level: int) -> list[Pick]:
-        """Return the batch of `level`."""
         _, whole, cut = self._batches[level]
         return [*(Pick(i, self._prompts[i].tokens) for i in self._order[:whole]), *cut]
 

@@ -77,7 +77,6 @@ class Coefficients:
     this many tokens. 0 = the two times add up (LAPS, s2.1)."""
 
     def seconds(self, shape: StepShape) -> float:
-        """Return the time of a step (seconds)."""
         attention, tokens, history, requests = shape
         if tokens < self.flat:
             tokens = self.flat

@@ -26,7 +26,6 @@ class Strata(Generic[T]):
         self._kept.move_to_end(stratum)
 
     def samples(self) -> list[T]:
-        """Return all samples kept."""
         return [sample for stratum in self._kept.values() for sample in stratum]
 
     def keep(self, wanted: Callable[[T], bool]) -> None:

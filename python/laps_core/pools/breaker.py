@@ -31,7 +31,6 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Return the current state."""
         if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
             self.healed()
         return self._state

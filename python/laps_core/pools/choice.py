@@ -108,7 +108,6 @@ class Pools:
         return [i for i in self.instances if i.pool in (pool, BOTH)]
 
     def by_url(self, url: str) -> PrefillInstance:
-        """Return the instance at ``url``."""
         return next(i for i in self.instances if i.url == url)
 
     def choose_pool(self) -> Assignment:

@@ -20,16 +20,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import Demand
 from laps_core.pools.layout import layout, short_servers
-from laps_core.pools.pressure import (
-    BOTH,
-    IDLE_PRESSURE,
-    POOLS,
-    InstanceSignals,
-    Pool,
-    Work,
-    pool_pressure,
-    pressure,
-)
+from laps_core.pools.pressure import BOTH, IDLE_PRESSURE, POOLS, InstanceSignals, Pool, Work, pool_pressure, pressure
 from laps_core.protocol import Assignment
 
 RECOVERING = 0.9
@@ -46,7 +37,6 @@ periods)."""
 
 
 def other(pool: Pool) -> Pool:
-    """Return the other pool."""
     return LONG if pool == SHORT else SHORT
 
 

@@ -25,9 +25,7 @@ TOGETHER_S = 5.0
 class Leg(Protocol):
     """Half of a request, at one of its two servers."""
 
-    def cancel(self) -> object:
-        """Cancel this half."""
-        ...
+    def cancel(self) -> object: ...
 
 
 class Instance:
@@ -113,11 +111,7 @@ class Instance:
         return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
     def lease(
-        self,
-        tokens: int,
-        length_class: ClassName = SHORT,
-        work_s: float = 0.0,
-        rank: Rank[Any] | None = None,
+        self, tokens: int, length_class: ClassName = SHORT, work_s: float = 0.0, rank: Rank[Any] | None = None
     ) -> Lease:
         """Return a lease for a request of ``tokens`` and ``work_s`` (seconds), at ``rank`` if the server has several.
         The work counts as in flight from the start of the lease's ``with`` block until the lease ends."""

@@ -24,7 +24,6 @@ class PaperController(PoolController):
     """Controller without smoothing or measured work: it uses the pools' pressures at the moment of a decision."""
 
     def decide(self, now: float) -> list[Move]:
-        """Return the moves that are due, as ``PoolController.decide``."""
         if self._seen_at is None or now - self._moved_at < self.config.cooldown_s:
             return []
         moves = self._divide([s for s in self._healthy if s.pool == BOTH], now, "it belongs to no pool yet")
@@ -62,7 +61,6 @@ class PaperPools(Pools):
 
 
 def controller(config: AllocConfig, start_s: float = 0.0) -> PoolController:
-    """Return the controller that ``config`` asks for."""
     return (PoolController if config.preset is None else PaperController)(config, start_s)
 
 

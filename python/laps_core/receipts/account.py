@@ -199,7 +199,6 @@ class _Overlay:
             yield begin_us, end_us, None
 
     def account(self) -> Account:
-        """Return the finished account."""
         found = merged(-math.inf, math.inf, [], [Others(self._others, {}, 0), *self._stretches])
         times = {rid: us for rid, (us, _) in found.longs.items()}
         tokens = {rid: new for rid, (_, new) in found.longs.items()}

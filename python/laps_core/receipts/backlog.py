@@ -114,7 +114,6 @@ class Backlog:
             self._add(entry, -1)
 
     def remove_except(self, keys: set[Hashable]) -> None:
-        """Remove all requests except `keys`."""
         for key in self._entries.keys() - keys:
             self.remove(key)
 

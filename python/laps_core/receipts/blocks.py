@@ -72,7 +72,6 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """Return the number of pieces in blocks."""
         return len(self._blocks) * self.size
 
     def add(self, pieces: Sequence[Piece], held: dict[ClassName, list[Hold]]) -> None:
@@ -91,7 +90,6 @@ class Blocks:
             self._known = None
 
     def forget(self, blocks: int) -> None:
-        """Forget the oldest blocks."""
         del self._blocks[:blocks]
         self._known = None
 

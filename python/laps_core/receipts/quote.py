@@ -114,7 +114,6 @@ class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers > 0
 
     def kind(self, new: int, cached: int) -> ClassName:
-        """Return the class of a request."""
         return classify(new + cached if self.whole_prompt else new, self.threshold)
 
 

@@ -107,7 +107,6 @@ class Quoter:
             self.backlog.remove(key)
 
     def record_batch(self, cls: ClassName, seconds: float) -> None:
-        """Record that a batch had the device for `seconds`."""
         # The first batches may compile kernels.
         if cls == SHORT and self._pacer.model.fitted:
             self._longest_short_s = max(self._longest_short_s, seconds)

@@ -70,7 +70,6 @@ class Recent:
         return list(takewhile(lambda entry: entry.end_us >= begin_us, reversed(self._entries)))[::-1]
 
     def find(self, query: Query, now_us: int) -> list[Entry]:
-        """Return the requests that `query` selects."""
         if query.rid is not None:
             ids = query.rid, query.rid + AT_PREFILL
             known = next((entry for rid in ids if (entry := self._by_rid.get(rid[:LONGEST_ID]))), None)

@@ -43,12 +43,10 @@ class Run(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def request_count(self) -> int:
-        """Return the number of requests of the batch."""
         return len(self.rids) + self.more
 
     @property
     def new_tokens(self) -> int:
-        """Return the new tokens of the batch."""
         return sum(self.tokens) + self.more_tokens
 
     @property

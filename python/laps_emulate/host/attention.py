@@ -133,7 +133,6 @@ class DraftSteps:
         self.attn_backends = [DraftStep(runner, topk, steps, i) for i in range(steps - 1)]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Prepare all steps of this draft."""
         for one in self.attn_backends:
             one.init_forward_metadata(forward_batch)
 

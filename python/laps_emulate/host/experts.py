@@ -43,7 +43,6 @@ class HostDispatcher(BaseDispatcher):
         self._halfway[tbo_subbatch_index] = self.dispatch(hidden_states, topk_output, tbo_subbatch_index)
 
     def dispatch_b(self, tbo_subbatch_index: int | None = None) -> StandardDispatchOutput:
-        """Return the result of ``dispatch``."""
         return self._halfway.pop(tbo_subbatch_index)
 
     def combine_a(self, combine_input: StandardCombineInput, tbo_subbatch_index: int | None = None) -> None:
@@ -51,7 +50,6 @@ class HostDispatcher(BaseDispatcher):
         self._halfway[tbo_subbatch_index] = self.combine(combine_input, tbo_subbatch_index)
 
     def combine_b(self, tbo_subbatch_index: int | None = None) -> torch.Tensor:
-        """Return the result of ``combine``."""
         return self._halfway.pop(tbo_subbatch_index)
 
     def dispatch(

@@ -79,7 +79,6 @@ class Advice:
 
     @property
     def setup(self) -> Setup:
-        """Return the setup to run."""
         return self.laps if self.recommended else self.stock
 
 

@@ -64,7 +64,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Return the name in the answer."""
         return self.label or self.policy
 
     def with_changes(self, label: str = "", **changes: Any) -> Setup:
@@ -83,7 +82,6 @@ class Setup:
 
 
 def setups_to_compare(question: Question) -> list[Setup]:
-    """Return the setups that are compared."""
     names = [*STOCK, LAPS]
     found = [question.setup(name) for name in names]
     if question.ranks > 1:

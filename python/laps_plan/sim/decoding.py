@@ -48,11 +48,9 @@ class DecodeOnly(AtOnce):
         self.waiting_tokens = 0
 
     def add(self, request: Request, now: float) -> None:
-        """See stock.Scheduler."""
         self._joining.append(request)
 
     def next(self, now: float) -> Batch | float | None:
-        """See stock.Scheduler."""
         self._streams.join(self._joining)
         self._joining = []
         return decode_step(self._streams, self._device)
@@ -97,11 +95,9 @@ class Disaggregated(Plain):
             server.hand_over = self._prefilled
 
     def send(self, now: float, request: Request) -> None:
-        """See engine.Fleet."""
         self._front.send(now, request)
 
     def answered(self, now: float, request: Request) -> None:
-        """See engine.Fleet."""
         where = self._where.pop(request.number, None)
         if where is not None:
             self._load[where] -= 1

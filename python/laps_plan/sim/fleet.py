@@ -28,7 +28,6 @@ class Plain:
         self._begun: set[int] = set()
 
     def send(self, now: float, request: Request) -> None:
-        """See engine.Fleet."""
         i = self._pick(now, request)
         self._arrive(i, request)
         self.servers[i].send(now, request)
@@ -101,7 +100,6 @@ class LeastLoad(Plain):
         return holder
 
     def answered(self, now: float, request: Request) -> None:
-        """See engine.Fleet."""
         self._load[request.lease] -= 1
 
 
@@ -146,7 +144,6 @@ class Pooled(Plain):
         return self._index[choice.instance.url]
 
     def answered(self, now: float, request: Request) -> None:
-        """See engine.Fleet."""
         self.now = now
         request.lease.end()
 

@@ -44,7 +44,6 @@ class QuotedLaps(Laps):
         self._free_s = -math.inf
 
     def add(self, request: Request, now: float) -> None:
-        """See Laps."""
         super().add(request, now)
         cls = classify(request.class_tokens, self._threshold)
         due = request.slo_s is not None
@@ -60,7 +59,6 @@ class QuotedLaps(Laps):
         return Seen(left_s, tuple(sum(s.slices) for s in self._under_way))
 
     def next(self, now: float) -> Batch | float | None:
-        """See Laps."""
         said = super().next(now)
         if isinstance(said, Batch):
             shape = [(new, old) for _, new, old in said.parts]
@@ -69,7 +67,6 @@ class QuotedLaps(Laps):
         return said
 
     def finished(self, batch: Batch, now: float) -> None:
-        """See Laps."""
         super().finished(batch, now)
         if batch.running is not None and batch.sliced_batch is None:
             self.quoter.record_batch(batch.running.cls, batch.end - batch.begin)

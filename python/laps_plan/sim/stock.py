@@ -37,7 +37,6 @@ class AtOnce:
     """Scheduler that decides on the next batch as soon as a batch runs, as SGLang does."""
 
     def decision_time_s(self, now: float, batch: Batch) -> float:
-        """See Scheduler."""
         return now
 
 
@@ -51,12 +50,10 @@ class Stock(AtOnce):
         self.waiting_tokens = 0
 
     def add(self, request: Request, now: float) -> None:
-        """Add a request to the queue."""
         self.waiting_tokens += request.left
         self._enter(request)
 
     def next(self, now: float) -> Batch | float | None:
-        """See Scheduler."""
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
         room = self.budget
@@ -152,7 +149,6 @@ class Hrrn(Fcfs):
             self._queue = deque(sorted(queue, key=key))
 
     def finished(self, batch: Batch, now: float) -> None:
-        """See Scheduler."""
         self._processed += sum(new for _, new, _ in batch.parts)
 
 

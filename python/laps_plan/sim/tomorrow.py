@@ -31,7 +31,6 @@ class Several(Stock):
         return self._queue[0] if self._queue else None
 
     def next(self, now: float) -> Batch | float | None:
-        """See Scheduler."""
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
         room = self.budget

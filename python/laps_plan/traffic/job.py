@@ -36,5 +36,4 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """Return the class of the request."""
         return SHORT if self.new <= THRESHOLD else LONG

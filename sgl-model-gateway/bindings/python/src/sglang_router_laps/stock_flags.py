@@ -38,10 +38,7 @@ HONOURED = frozenset(
 REFUSED: dict[str, str] = {
     "enable_igw": "one model only is served",
     "control_plane_audit_enabled": "nothing would be audited",
-    **dict.fromkeys(
-        ("jwt_issuer", "jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"),
-        "no route would be protected",
-    ),
+    **dict.fromkeys(("jwt_issuer", "jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"), "no route would be protected"),
 }
 """Flags that are refused, because users would rely on their effect. Field -> reason."""
 

@@ -104,11 +104,9 @@ class Rest:
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
     async def metrics(self, _: Request) -> Response:
-        """Return Prometheus metrics."""
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
-        """Return the status page."""
         return HTMLResponse(PAGE.read_bytes())
 
     async def liveness(self, _: Request) -> Response:

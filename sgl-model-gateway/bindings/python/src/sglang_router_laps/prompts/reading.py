@@ -154,7 +154,6 @@ def _dump(prompt: Prompt, value: Any) -> str:
 
 
 def utf8_len(text: str) -> int:
-    """Return the length of ``text`` in UTF-8 (bytes)."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -66,7 +66,6 @@ class ByteCounter:
         self._tokens[chat] = self._tokens[chat] * keep + tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the kind of counter and its estimates, JSON-ready."""
         text, chat = round(self._ratio(False), 3), round(self._ratio(True), 3)
         return {"kind": "bytes", "bytes_per_token": {"text": text, "chat": chat}}
 
@@ -129,7 +128,6 @@ class TokenizerCounter:
         self._message_tokens += 0.1 * (min(max(seen, 0.0), 64.0) - self._message_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the kind of counter and its estimates, JSON-ready."""
         return {"kind": "tokenizer", "path": self._path, "tokens_per_message": round(self._message_tokens, 2)}
 
 

@@ -26,7 +26,6 @@ _IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:%b)?" % re.escape(AT_PREFILL).encode(
 
 
 def fresh() -> str:
-    """Return a random id."""
     return os.urandom(16).hex()
 
 

@@ -76,7 +76,6 @@ class Trail:
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers for the answer."""
         found = [(ID_HEADER, self.id.encode())]
         if self.decision:
             found.append((DECISION_HEADER, self.decision.encode()))

@@ -86,12 +86,10 @@ class Aborter:
         """Servers whose refusal has been logged."""
 
     def add(self, live: LiveRequest) -> None:
-        """Track ``live`` from now on."""
         for name in live.names:
             self._live.setdefault(name, []).append(live)
 
     def remove(self, live: LiveRequest) -> None:
-        """Stop tracking ``live``."""
         now = time.monotonic()
         while self._ended and next(iter(self._ended.values())) < now - USED_S:
             self._ended.popitem(last=False)

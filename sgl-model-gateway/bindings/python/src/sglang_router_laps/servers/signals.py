@@ -17,15 +17,7 @@ from laps_core.pools.demand import BusySplit
 from laps_core.pools.prefill import PREFIX_TOKENS, SPAN_S, PrefillInstance, record_others_work
 from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.pools.stock import LOADS, SERVER_INFO, Missing, count_ranks, read_loads
-from laps_core.protocol import (
-    IDLE,
-    MAX_AGE,
-    STATUS_ROUTE,
-    GroupStatus,
-    Load,
-    PoolRecord,
-    read_status,
-)
+from laps_core.protocol import IDLE, MAX_AGE, STATUS_ROUTE, GroupStatus, Load, PoolRecord, read_status
 from msgspec import structs
 
 from .reader import RETRY_S, Reader
@@ -45,11 +37,7 @@ class SignalReader(Reader):
     fallback."""
 
     def __init__(
-        self,
-        instance: PrefillInstance,
-        sessions: Sessions,
-        period_s: float,
-        threshold: int = AllocConfig().threshold,
+        self, instance: PrefillInstance, sessions: Sessions, period_s: float, threshold: int = AllocConfig().threshold
     ) -> None:
         """``threshold``: longest short request (tokens)."""
         super().__init__(instance, sessions, period_s)
@@ -121,7 +109,6 @@ class SignalReader(Reader):
         self._arrived = arrivals.since(counted_at if arrivals.lengths else at)
 
     def signals(self) -> InstanceSignals:
-        """Return the signals for the controller."""
         i = self.instance
         return InstanceSignals(
             name=i.url,

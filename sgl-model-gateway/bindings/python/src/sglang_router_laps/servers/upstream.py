@@ -52,7 +52,6 @@ KINDS: dict[int | None, Kind] = {
 
 @lru_cache(maxsize=ADDRESSES)
 def address(url: str, path: str) -> URL:
-    """Return the URL of a route of the server at ``url``."""
     return URL(f"{url}/{path}")
 
 
@@ -158,13 +157,11 @@ class Sessions:
             return None
 
     async def drop(self, instance: Instance) -> None:
-        """Close the connections to ``instance``."""
         session = self._open.pop(instance, None)
         if session is not None:
             await session.close()
 
     async def close(self) -> None:
-        """Close all connections."""
         for instance in list(self._open):
             await self.drop(instance)
 

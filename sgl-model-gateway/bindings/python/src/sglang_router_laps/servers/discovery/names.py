@@ -29,7 +29,6 @@ class Name:
 
     @property
     def name(self) -> str:
-        """Return the URL."""
         return self.url
 
     async def run(self, follow: Follow) -> None:
