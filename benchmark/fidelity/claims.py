@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import le
-from typing import NamedTuple
 
 Runs = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 """Way -> "open" or "closed" -> load or clients -> figure -> value. Emulated servers have "open" only."""
@@ -28,31 +27,20 @@ def points(x: float) -> str:
     return f"{x:+.1f} points"
 
 
-class Claim(NamedTuple):
-    """One claim: its figure, and the condition for which the claim is reached."""
-
-    text: str
-    value: Callable[[Runs], float]
-    reached: Callable[[float], bool]
-    to_text: Callable[[float], str]
-    why: str
-    closed: bool = False
-    """True for a claim about closed loops."""
-
-
 def rows(real: Runs, simulated: Runs, model: str, servers: int) -> list[Sequence[str]]:
     """Return a row for each claim about one model and number of servers."""
     found: list[Sequence[str]] = []
-    for claim in claims(real, simulated, model, servers):
-        values = [claim.value(runs) for runs in ((simulated,) if claim.closed else (real, simulated))]
-        verdict = "reached" if claim.reached(values[0]) else "not reached"
-        shown = ["-"] * claim.closed + [claim.to_text(value) for value in values]
-        found.append((claim.text, *shown, verdict, claim.why))
-    return found
 
+    def claim(
+        text: str, value: Callable[[Runs], float], reached: Callable[[float], bool], to_text: Callable[[float], str],
+        why: str, closed: bool = False,
+    ) -> None:  # fmt: skip
+        """Add the row of a claim, which is reached if its figure fulfils ``reached``. ``closed``: the claim is about
+        closed loops."""
+        values = [value(runs) for runs in ((simulated,) if closed else (real, simulated))]
+        shown = ["-"] * closed + [to_text(value) for value in values]
+        found.append((text, *shown, "reached" if reached(values[0]) else "not reached", why))
 
-def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]:
-    """Return the claims about one model and number of servers."""
     several = servers > 1
     mine = "laps" if several else "laps servers"
     clients, loads = list(simulated[PLAIN]["closed"]), list(real[PLAIN]["open"])
@@ -83,44 +71,37 @@ def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]
         f"{float(at):.0%}: " + ", ".join(f"{n} {of['open'][at]['over']:.1%}" for n, of in real.items()) for at in loads
     )
     bars = [("plain data parallel", PLAIN, 28), ("the SGLang router", ROUTER, 12)]
-    found = [
-        Claim(
-            f"prefill latency -30% and more (mean TTFT, {many} clients)",
-            lambda r: over(r, "closed", many, "mean"), lambda x: x <= 0.7, percent, CLOSED, closed=True,
-        ),
-        Claim(
-            "average latency -20% at the same requests/s (mean TTFT, median of loads)",
-            lambda r: statistics.median(over(r, "open", at, "mean") for at in r[PLAIN]["open"]),
-            lambda x: x <= 0.8, percent, f"at {float(last):.0%}: {p90('short')}, {p90('long')}",
-        ),
-        Claim(
-            f"{said} (here {servers}; best number of clients)",
-            lambda r: max(over(r, "closed", n, "rate") for n in clients), partial(le, least), percent, fixed,
-            closed=True,
-        ),
-        *(
-            Claim(
-                f"violations of the SLO {least} points below {whom} (mean of open loads)",
-                partial(below, base), partial(le, least), points, violations,
-            )
-            for whom, base, least in (bars if several else [("the SGLang router", PLAIN, 10)])
-        ),
-    ]  # fmt: skip
+    claim(
+        f"prefill latency -30% and more (mean TTFT, {many} clients)",
+        lambda r: over(r, "closed", many, "mean"), lambda x: x <= 0.7, percent, CLOSED, closed=True,
+    )  # fmt: skip
+    claim(
+        "average latency -20% at the same requests/s (mean TTFT, median of loads)",
+        lambda r: statistics.median(over(r, "open", at, "mean") for at in r[PLAIN]["open"]),
+        lambda x: x <= 0.8, percent, f"at {float(last):.0%}: {p90('short')}, {p90('long')}",
+    )  # fmt: skip
+    claim(
+        f"{said} (here {servers}; best number of clients)",
+        lambda r: max(over(r, "closed", n, "rate") for n in clients), partial(le, least), percent, fixed, closed=True,
+    )  # fmt: skip
+    for whom, base, points_below in bars if several else [("the SGLang router", PLAIN, 10)]:
+        claim(
+            f"violations of the SLO {points_below} points below {whom} (mean of open loads)",
+            partial(below, base), partial(le, points_below), points, violations,
+        )  # fmt: skip
     if not several:
         return found
     theirs = real[ROUTER]["open"]
     like = min(theirs, key=lambda at: abs(theirs[at]["over"] - ROUTER_LOSES))
     router = theirs[like]["over"]
-    return [
-        *found,
-        Claim(
-            f"0% of requests over the SLO against 4.7% of the SGLang router (here {router:.1%}, at {float(like):.0%})",
-            lambda r: r[mine]["open"][like]["over"], lambda x: x <= 0.005 < router, lambda x: f"{x:.1%}",
-            "open arrivals; the load at which the router is nearest to 4.7%",
-        ),
-        Claim(
-            f"deadline-free work on 4 instances: 8% less time ({many} in flight)",
-            lambda r: 1 / over(r, "closed", many, "rate"), lambda x: x <= 0.92, percent,
-            "the other side of requests/s, above", closed=True,
-        ),
-    ]  # fmt: skip
+    claim(
+        f"0% of requests over the SLO against 4.7% of the SGLang router (here {router:.1%}, at {float(like):.0%})",
+        lambda r: r[mine]["open"][like]["over"], lambda x: x <= 0.005 < router, lambda x: f"{x:.1%}",
+        "open arrivals; the load at which the router is nearest to 4.7%",
+    )  # fmt: skip
+    claim(
+        f"deadline-free work on 4 instances: 8% less time ({many} in flight)",
+        lambda r: 1 / over(r, "closed", many, "rate"), lambda x: x <= 0.92, percent,
+        "the other side of requests/s, above", closed=True,
+    )  # fmt: skip
+    return found
