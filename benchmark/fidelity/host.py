@@ -11,7 +11,7 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from laps_plan.profile import Profile
@@ -78,11 +78,9 @@ class Host:
         columns = np.column_stack((np.ones(len(lengths)), np.array(lengths), np.ceil(np.array(lengths) / self.chunk)))
         found = nnls(columns / beside_s[:, None], np.ones(len(lengths)))[0]
         fixed, per_token, per_step = (slowed * found).tolist()
-        return Profile(
-            name=known.name, source=f"{known.source}; host: this machine", coefficients=known.coefficients,
-            layers=known.layers, ahead=known.ahead, launch_s=known.launch_s, slices_launch_s=known.slices_launch_s,
-            front_s=fixed / 2, reply_s=fixed / 2, front_token_s=per_token, poll_s=per_step / 2,
-            step_host_s=per_step / 2,
+        return replace(
+            known, source=f"{known.source}; host: this machine", front_s=fixed / 2, reply_s=fixed / 2,
+            front_token_s=per_token, poll_s=per_step / 2, step_host_s=per_step / 2,
             details={
                 "chunk": self.chunk,
                 "slowed_under_load": slowed,

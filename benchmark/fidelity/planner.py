@@ -31,15 +31,13 @@ BARS = {"short P90": PLANNED, "long P90": None}
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
-    p.add_argument("--emulate", default=devices.H200, help=f"as --laps-emulate ({devices.H200})")
     p.add_argument("--keep", action="store_true", help="make laps-plan report these figures")
 
 
 def run(args: Namespace) -> Iterator[tuple[Piece, Path]]:
     """Yield the piece of ``benchmark.serve`` for each trace, then a piece with all predictions."""
     out: Path = args.out
-    words = ["--device", EMULATED + args.emulate, "--workload", ",".join(TRACES), "--longest", str(LONGEST)]
+    words = ["--device", EMULATED + devices.H200, "--workload", ",".join(TRACES), "--longest", str(LONGEST)]
     words += ["--variants", ",".join((FCFS, SPF, LAPS)), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
     asked = serve.COMMAND.parse([*words, "--seed", str(args.seed), "--out", str(out)])
     seen: list[Compared] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -18,21 +18,16 @@ from benchmark.results.ratio import Ratio, ratio
 T = TypeVar("T")
 
 
-def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Yield (round, name) as A B C, C B A, ... so that a drifting machine favours no variant."""
-    for i in range(rounds):
-        for name in names if i % 2 == 0 else reversed(names):
-            yield i, name
-
-
 def take_turns(
     names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
 ) -> dict[str, list[T]]:
-    """Call ``once(round, name)`` interleaved; return the results by name. ``what``: text printed before the round."""
+    """Call ``once(round, name)`` as A B C, C B A, ... so that a drifting machine favours no variant; return the results
+    by name. ``what``: text printed before the round."""
     seen: dict[str, list[T]] = {name: [] for name in names}
-    for i, name in interleaved(names, rounds):
-        say(f"{what}round {i + 1} of {rounds}, {name}")
-        seen[name].append(once(i, name))
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            say(f"{what}round {i + 1} of {rounds}, {name}")
+            seen[name].append(once(i, name))
     return seen
 
 

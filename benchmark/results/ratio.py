@@ -29,9 +29,6 @@ class Ratio:
             return "not shown"
         return "more" if self.low > 1.0 else "less"
 
-    def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
     """Return new / base, round by round; NaN if a round lacks a value. Raises ValueError on unequal numbers of rounds,

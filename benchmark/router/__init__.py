@@ -16,23 +16,21 @@ from benchmark.results import Column, Comparison, ttft_paths
 from benchmark.rig import BUILT_IN, Device, flush, servers
 
 STOCK, LAPS = "stock", "laps"
+MANUAL = "gateway, manual"
 MODULES = {STOCK: "sglang_router.launch_router", LAPS: "sglang_router_laps.launch_router"}
 FLAGS = {STOCK: (), LAPS: ("--enable-laps-alloc",)}
 POLICIES = {
     "gateway, bucket": ("--policy", "power_of_two", "--prefill-policy", "bucket"),
     "gateway, cache-aware": ("--policy", "power_of_two", "--prefill-policy", "cache_aware"),
     "gateway, power of two": ("--policy", "power_of_two"),
+    MANUAL: ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load"),
 }
-"""Name of a gateway variant -> flags of SGLang's Rust gateway."""
-ALL = (STOCK, LAPS, *POLICIES)
+"""Name of a gateway variant -> flags of SGLang's Rust gateway. MANUAL uses the header KEYED."""
+ALL = (STOCK, LAPS, *(name for name in POLICIES if name != MANUAL))
 KEYED = "x-smg-routing-key"
-"""Header with the client's session name, for the gateway's manual policy and for LAPS."""
+"""Header with the client's session name, for MANUAL and for LAPS."""
 PATIENCE_S = 120.0
 """Longest wait for answers after the last request of a round (seconds)."""
-BY_KEY = {
-    "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
-}
-"""Gateway policies that use the header KEYED."""
 TTFT = tuple(starmap(Column, ttft_paths(50, 90).items()))
 """Columns of TTFT (ms)."""
 
@@ -51,7 +49,7 @@ def routers(
     found = {}
     for name in names:
         log = servers.log_of(out, f"router-{name}")
-        if policy := {**POLICIES, **BY_KEY}.get(name):
+        if policy := POLICIES.get(name):
             found[name] = servers.gateway(prefills, decodes, log, *policy, name=name)
         else:
             found[name] = servers.minilb(prefills, decodes, log, *FLAGS[name], module=MODULES[name], name=name)

@@ -18,7 +18,7 @@ from benchmark.load import Prompts, Target
 from benchmark.results import FAILED, Column, Comparison, Figure, Namespace, Piece, bars, brief, take_turns
 from benchmark.rig import LAPS as LAPS_PREFILL
 from benchmark.rig import Device, devices, model
-from benchmark.router import KEYED, LAPS, TTFT, best_other, site
+from benchmark.router import KEYED, LAPS, MANUAL, TTFT, best_other, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""
@@ -32,7 +32,7 @@ RUN_IN = 0.2
 DEVICE = "h200-qwen3-8b,slow=4"
 """Emulated device, slow enough that two cores keep up with several servers."""
 NAMED = "laps, sessions named"
-CACHE_AWARE, MANUAL = "gateway, cache-aware", "gateway, manual"
+CACHE_AWARE = "gateway, cache-aware"
 WAYS = {LAPS: (LAPS, False), NAMED: (LAPS, True), CACHE_AWARE: (CACHE_AWARE, False), MANUAL: (MANUAL, True)}
 """Name -> router, and True if sessions are named."""
 _CACHED = re.compile(rb"^sglang:cached_tokens_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)

@@ -64,15 +64,14 @@ class Terms:
         # Short requests that share steps can take up to half of the steps, so long work and batch count twice.
         return ((2 * work_s + 2 * self.long_batch_s) / share + gap) * stretch(gap, short) + (SAVED - 1) * short
 
-    def short_s(self, tokens: int, batch_s: float) -> float:
-        """Return the bound of a short request's TTFT (seconds). ``tokens``: its own and those of short requests ahead;
-        ``batch_s``: time of a short batch."""
+    def short_s(self, tokens: int) -> float:
+        """Return the bound of a short request's TTFT (seconds). ``tokens``: its own and those of short ones ahead."""
         # A batch is full when the next request does not fit.
         batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
         # If preempting does not pay, the request waits for the paused batches: a long batch, a batch overtaken by that
         # batch, and the batches that preempt them. The last short batch can share a long step.
         whole_s = self.long_batch_s * stretch(self.gap_s, self.short_batch_s) + (SAVED - 1) * self.short_batch_s
-        return self.slice_s + (1 + batches) * (self.gap_s + DEPTH * whole_s + batch_s)
+        return self.slice_s + (1 + batches) * (self.gap_s + DEPTH * whole_s + self.short_batch_s)
 
 
 def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
@@ -91,7 +90,7 @@ def worst(answers: Sequence[Answer], kind: str, terms: Terms) -> float:
         bounds = [terms.long_s(work) for work in _ahead(mine, lambda a: terms.lone_s(a.job.new))]
     else:
         assert kind == SHORT
-        bounds = [terms.short_s(int(t), terms.short_batch_s) for t in _ahead(mine, lambda a: a.job.new)]
+        bounds = [terms.short_s(int(t)) for t in _ahead(mine, lambda a: a.job.new)]
     ratios = [math.inf if a.ttft_s is None else a.ttft_s / b for a, b in zip(mine, bounds, strict=True)]
     return max(ratios, default=math.nan)
 

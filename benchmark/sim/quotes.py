@@ -1,6 +1,6 @@
 """Quoted times to first token against the outcomes, in the simulator.
 
-    python -m benchmark.sim.quotes [--profiles NAME...] [--loads NAME...] [--shares 0.5 0.85] [--overlap]
+    python -m benchmark.sim.quotes [--profiles NAME...] [--loads NAME...] [--shares 0.5 0.85]
 
 Each load runs at shares of stock fcfs's capacity. All outcomes count, also the first.
 """
@@ -31,16 +31,13 @@ HEADS = ("", "requests", "inside", "short", "long", "below", "above", "width sho
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--profiles", nargs="+", default=PROFILES, help=f"{', '.join(profiles.names())}, or files")
     p.add_argument("--loads", nargs="+", default=LOADS, choices=list(named.OPEN))
     p.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of what stock fcfs can do (0.5 0.85)")
     p.add_argument("--requests", type=int, default=3000, help="requests of each load (3000)")
-    p.add_argument("--overlap", action="store_true", help="with SGLang's overlap loop")
 
 
 def run(args: Namespace) -> Piece:
-    """Simulate all loads."""
     text = (
         "Every request is quoted as it enters the queue; the table has the share of first tokens inside the interval."
     )
@@ -50,7 +47,7 @@ def run(args: Namespace) -> Piece:
         profile, workload = Profile.load(name), named.make(load, SCALE)
         offered = offer(workload, share, profile, args.seed, requests=args.requests)
         trace = Trace(workload.arrivals(offered, random.Random(args.seed)))
-        found = quoting.run(trace, profile, chunk=CHUNK, overlap=args.overlap, seed=args.seed)
+        found = quoting.run(trace, profile, chunk=CHUNK, seed=args.seed)
         title = f"{name}, {load} {share:.0%}"
         table.rows = [*table.rows, (title, *_row(found))]
         piece.judge(f"inside the interval, {title}", quoting.inside(found), INSIDE)

@@ -7,14 +7,20 @@ import random
 
 import pytest
 
-from benchmark.results.comparison import interleaved
+from benchmark.results.comparison import take_turns
 from benchmark.results.ratio import interval, ratio
 
 
 def test_variant_order_alternates_between_rounds() -> None:
-    assert list(interleaved("ABC", 3)) == [
-        (0, "A"), (0, "B"), (0, "C"), (1, "C"), (1, "B"), (1, "A"), (2, "A"), (2, "B"), (2, "C"),
-    ]  # fmt: skip
+    order: list[str] = []
+
+    def once(i: int, name: str) -> str:
+        order.append(name)
+        return f"{name}{i}"
+
+    found = take_turns("ABC", 3, once, lambda text: None)
+    assert "".join(order) == "ABCCBAABC"
+    assert found == {name: [f"{name}{i}" for i in range(3)] for name in "ABC"}
 
 
 def test_ratio_is_median_of_round_ratios() -> None:

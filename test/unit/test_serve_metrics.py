@@ -112,7 +112,7 @@ def test_promised_bound_counts_earlier_waiting_requests() -> None:
     # (2 A + 2 B) / guard, stretched by short batches; plus the running batches and the saved preemptions.
     gap, short, long = 0.03, LONE(512), LONE(4096) - LONE(3072)
     assert bounds[0] == pytest.approx(((0.2 + 2 * long) / 0.25 + gap) * (5.0 + short / gap) + 3 * short)
-    assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100, short))
+    assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100))
     assert math.isinf(worst([*seen, answer(9.5, 1000, None)], LONG, TERMS))
     assert math.isnan(worst(seen[:1], SHORT, TERMS))
 

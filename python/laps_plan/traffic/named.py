@@ -32,7 +32,6 @@ class Workload:
 
     name: str
     what: str
-    """Description in words."""
     reuses: bool = field(default=False, kw_only=True)
     """True if prompts share beginnings; only end-to-end servers show the effect."""
 
@@ -81,14 +80,12 @@ class Replayed(Workload):
 
 @dataclass(frozen=True)
 class Sea(Workload):
-    """Short prompts at Poisson times and, independently, long prompts that make up a share of the *work*."""
+    """Short prompts at Poisson times, and long prompts at even intervals that make up a share of the *work*."""
 
     short: Sizes
     long_tokens: int
     long_work: float
     """Share of the offered work (0..1)."""
-    regular: bool
-    """True if the long prompts come at even intervals."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         return [Job(0.0, self.short(rng)) for _ in range(n)]
@@ -98,9 +95,8 @@ class Sea(Workload):
         long_rate = offer.utilisation * self.long_work / offer.lone_s(self.long_tokens)
         jobs = [Job(at, self.short(rng)) for at in poisson(short_rate, offer.span_s, rng)]
         every = 1.0 / long_rate
-        even = (0.5 * every + i * every for i in range(max(1, round(offer.span_s * long_rate))))
-        long = even if self.regular else poisson(long_rate, offer.span_s, rng)
-        jobs += [Job(at, self.long_tokens) for at in long]
+        count = max(1, round(offer.span_s * long_rate))
+        jobs += [Job(0.5 * every + i * every, self.long_tokens) for i in range(count)]
         return sorted(jobs, key=lambda job: job.at_s)
 
 
@@ -239,7 +235,7 @@ def _whale(scale: Scale) -> Workload:
         f"one prompt of {scale.longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt "
         "every 30 s, scaled): half of the work each"
     )
-    return Sea("whale", what, uniform(*HEADLINE_SHORT), scale.longest, 0.5, regular=True)
+    return Sea("whale", what, uniform(*HEADLINE_SHORT), scale.longest, 0.5)
 
 
 def _overload(scale: Scale) -> Workload:
@@ -247,7 +243,7 @@ def _overload(scale: Scale) -> Workload:
         f"prompts of {scale.long} tokens that make up a sixth of the work, in "
         f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
-    return Sea("overload", what, uniform(*OVERLOAD_SHORT), scale.long, 1.0 / 6.0, regular=True)
+    return Sea("overload", what, uniform(*OVERLOAD_SHORT), scale.long, 1.0 / 6.0)
 
 
 def _turns(scale: Scale) -> Workload:
