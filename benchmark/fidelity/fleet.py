@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -52,7 +52,6 @@ Runs = dict[str, Any]
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     devices.add_device(p, devices.H200)
     p.add_argument("--servers", type=int, default=4, help="(4)")
 
@@ -106,7 +105,7 @@ def simulated(args: Namespace, loads: dict[str, list[Job]]) -> Runs:
             work = Closed(MIX, clients, CYCLES * clients, args.seed)
             o = simulator.run(variant, work, servers=args.servers, router=router)
             steady = o.steady(clients).require(f"{name}, simulated")
-            more = {"fixed": o.batches * o.profile.coefficients.step_s / sum(o.busy_s), "steady": steady.as_dict()}
+            more = {"fixed": o.batches * o.profile.coefficients.step_s / sum(o.busy_s), "steady": asdict(steady)}
             told = figures(o.record.new, o.record.ttft, steady.requests_per_s, slo_s, **more)
             found[name]["closed"][str(clients)] = told
     return found
@@ -127,7 +126,6 @@ def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
 
 
 def run(args: Namespace) -> Piece:
-    """Measure, simulate and judge the paper's claims."""
     args.ways = SEVERAL if args.servers > 1 else ALONE
     device: Device = args.device
     args.slo_s, args.profile = device.slow * SLO_S, Profile.load(device.laps["profile"])

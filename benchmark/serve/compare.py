@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -93,17 +93,7 @@ def in_blocks(workload: Workload, rng: random.Random) -> list[Job]:
 def answered_loop(
     target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
 ) -> Loop:
-    """Run a closed loop (``client.closed``). Raises ConnectionError if a request fails, or none is answered."""
-    loop = _loop(target, bodies, clients, seconds, run_in_s, tokens)
-    if not loop.ttft_s:
-        raise ConnectionError(f"{target.url} answered no request in a loop of {clients} clients")
-    return loop
-
-
-def _loop(
-    target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float, tokens: Sequence[int] = (0,)
-) -> Loop:
-    """Run a closed loop, in which perhaps no request is answered. Raises ConnectionError if a request fails."""
+    """Run a closed loop (``client.closed``). Raises ConnectionError if a request fails."""
     loop = asyncio.run(client.closed(target, bodies, clients, seconds, run_in_s, tokens))
     if loop.failed:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a loop of {clients} clients")
@@ -115,7 +105,7 @@ def closed_loop(target: Target, bodies: Sequence[bytes], clients: int, seconds: 
     waited during the whole loop. ``run_in_s``: uncounted time until requests are answered as fast as they arrive.
     Raises ConnectionError if a request fails, or if the law does not hold in the last loop."""
     for longer in LONGER:
-        loop = _loop(target, bodies, clients, longer * seconds, longer * run_in_s)
+        loop = answered_loop(target, bodies, clients, longer * seconds, longer * run_in_s)
         if loop.steady.holds:
             break
         # Prompts that were sent may be cached now: they come again after all other prompts.
@@ -142,9 +132,8 @@ class Measured:
     """Closed loop that gave the capacity."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
-        loop = {} if self.steady is None else {"closed_loop": self.steady.as_dict()}
+        loop = {} if self.steady is None else {"closed_loop": asdict(self.steady)}
         return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s, **loop}
 
 
@@ -170,7 +159,6 @@ class Compared:
 
     @property
     def comparison(self) -> Comparison:
-        """Return the figures of all rounds."""
         return Comparison({name: [figures(a, self.slo) for a in rounds] for name, rounds in self.answers.items()})
 
     def pooled(self, name: str) -> dict[str, Any]:
@@ -185,7 +173,6 @@ class Bench:
 
     servers: Fleet
     names: Sequence[str]
-    """Variants to compare."""
     prompts: Prompts
     settings: Settings
     say: Callable[[str], None]
@@ -242,7 +229,7 @@ class Bench:
                 loop = answered_loop(self.servers.target(name), bodies, n, math.inf, 0.0, new)
                 ttft_ms = {f"p{q}_ms": 1e3 * quantile(loop.ttft_s, q) for q in (50, 90)}
                 rate = len(loop.asked) / (loop.end_s - loop.begin_s)
-                return {"requests_per_s": rate, "steady": loop.steady.as_dict(), **ttft_ms}
+                return {"requests_per_s": rate, "steady": asdict(loop.steady), **ttft_ms}
 
             say = f"closed loop of {n}: "
             points[n] = Comparison(take_turns(self.names, settings.rounds, once, self.say, say))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 
 import pytest
 from laps_plan.profile import Profile
@@ -45,7 +46,7 @@ def test_whole_cycles_count_parked_prompts_that_time_range_misses() -> None:
     long = steady(asked, clients, 0.0, 30.0)
     assert long.requests_per_s == pytest.approx(true, rel=0.15)
     assert sum(long.tokens_per_s.values()) == pytest.approx(true * (0.99 * 50 + 0.01 * 2000), rel=0.2)
-    assert set(found.as_dict()) >= {"clients", "requests_per_s", "mean_ttft_s", "littles_ratio", "tokens_per_s"}
+    assert set(asdict(found)) >= {"clients", "requests_per_s", "mean_ttft_s", "littles_ratio", "tokens_per_s"}
 
 
 def test_littles_law_fails_for_missing_or_idle_clients() -> None:

@@ -9,8 +9,8 @@ mix is the sent mix, and rate times mean is the number of clients (Little's law)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
@@ -33,7 +33,6 @@ class Asked(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the class of the request."""
         return SHORT if self.tokens <= THRESHOLD else LONG
 
 
@@ -54,10 +53,6 @@ class Steady:
     def holds(self) -> bool:
         """Return True if Little's law holds, so that no request was missed."""
         return abs(self.littles_ratio - 1.0) <= OFF
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures (JSON-ready)."""
-        return asdict(self)
 
     def require(self, what: str) -> Steady:
         """Return the figures. Raises ConnectionError (one line) if Little's law does not hold."""
