@@ -132,7 +132,7 @@ def add_ratios(
 ) -> None:
     """Add a table of ratios by figure (less is better). `over`: figures, and what each was divided by. `where`: begins
     the names of the piece's figures."""
-    heads = ("LAPS over stock", "over", "middle", "9 of 10 below", "49 of 50 below", "largest", "at most 1.02")
+    heads = ("figure of LAPS", "over", "middle", "9 of 10 below", "49 of 50 below", "largest", "at most 1.02")
     rows = []
     for name, stock in over.items():
         values = np.asarray([one[name] for one in found if one[name] is not None])
@@ -149,7 +149,6 @@ def run_all(one: Callable[[int], dict[str, Any]], args: Namespace) -> list[dict[
 
 
 def measure(args: Namespace) -> Piece:
-    """Simulate all workloads."""
     found = run_all(ratios, args)
     text = (
         f"{len(found)} random workloads on Qwen3-8B, 32B or 30B-A3B, overlap loop. LAPS is the same in all; of "
@@ -164,12 +163,17 @@ def measure(args: Namespace) -> Piece:
     return piece
 
 
-def options(p: Parser) -> None:
-    """Add the options of this command."""
-    p.add_argument("--workloads", type=count, default=400, help="how many (400)")
+def command(name: str, doc: str | None, measure: Callable[[Namespace], Piece], workloads: int) -> Command:
+    """Return the command of a study of random workloads. ``workloads``: their number by default."""
+
+    def options(p: Parser) -> None:
+        p.add_argument("--workloads", type=count, default=workloads, help=f"how many, of each kind ({workloads})")
+
+    out = f"sim-{name.replace('_', '-')}"
+    return Command(f"benchmark.sim.{name}", doc, measure, options, out=out, seed=1, every=True)
 
 
-COMMAND = Command("benchmark.sim.anything", __doc__, measure, options, out="sim-anything", seed=1, every=True)
+COMMAND = command("anything", __doc__, measure, 400)
 
 if __name__ == "__main__":
     sys.exit(COMMAND.main())

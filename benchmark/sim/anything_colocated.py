@@ -21,8 +21,8 @@ from laps_plan.traffic.given import Traffic
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import log_uniform
 
-from benchmark.results import Command, Namespace, Parser, Piece, count
-from benchmark.sim.anything import LOADS, add_ratios, arrivals, lengths, run_all
+from benchmark.results import Namespace, Piece
+from benchmark.sim.anything import LOADS, add_ratios, arrivals, command, lengths, run_all
 from benchmark.sim.colocated import LONG_S, SHORT_S, TBT_S
 from benchmark.sim.rules import PROFILES
 
@@ -69,7 +69,6 @@ def ratios(seed: int) -> dict[str, Any]:
 
 
 def measure(args: Namespace) -> Piece:
-    """Simulate all workloads."""
     found = run_all(ratios, args)
     text = (
         f"{len(found)} random workloads with answers on Qwen3-8B, 32B or 30B-A3B. LAPS is the same in all; of "
@@ -83,14 +82,7 @@ def measure(args: Namespace) -> Piece:
     return piece
 
 
-def options(p: Parser) -> None:
-    """Add the options of this command."""
-    p.add_argument("--workloads", type=count, default=200, help="how many (200)")
-
-
-COMMAND = Command(
-    "benchmark.sim.anything_colocated", __doc__, measure, options, out="sim-anything-colocated", seed=1, every=True
-)
+COMMAND = command("anything_colocated", __doc__, measure, 200)
 
 if __name__ == "__main__":
     sys.exit(COMMAND.main())

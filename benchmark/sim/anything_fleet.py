@@ -21,13 +21,14 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import chain_conversations
 
-from benchmark.results import Command, Namespace, Parser, Piece, count
+from benchmark.results import Namespace, Piece
 from benchmark.sim.anything import (
     FIGURES,
     LOADS,
     add_ratios,
     arrivals,
     at_rate,
+    command,
     figures,
     lengths,
     over_best,
@@ -101,7 +102,6 @@ def sessions(rng: random.Random, draw: Sizes, requests: int, turns: int) -> list
 
 
 def measure(args: Namespace) -> Piece:
-    """Simulate all workloads."""
     ranks, routed = run_all(on_ranks, args), run_all(behind_router, args)
     text = (
         f"{len(ranks)} random workloads on eight ranks with data-parallel attention (DeepSeek-V3, Qwen3-235B-A22B) and "
@@ -116,14 +116,7 @@ def measure(args: Namespace) -> Piece:
     return piece
 
 
-def options(p: Parser) -> None:
-    """Add the options of this command."""
-    p.add_argument("--workloads", type=count, default=100, help="how many of each kind (100)")
-
-
-COMMAND = Command(
-    "benchmark.sim.anything_fleet", __doc__, measure, options, out="sim-anything-fleet", seed=1, every=True
-)
+COMMAND = command("anything_fleet", __doc__, measure, 100)
 
 if __name__ == "__main__":
     sys.exit(COMMAND.main())
