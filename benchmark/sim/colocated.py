@@ -14,6 +14,7 @@ from typing import Any
 
 from laps_core.latency.step import StepShape
 from laps_core.policy.decode import LEAST_TARGET_S, TIMES
+from laps_plan.plan import whole
 from laps_plan.plan.whole import DEFAULT, Question, Row, Trials, best, stock, stock_as_smooth, with_answer_lengths
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving, serve
@@ -134,7 +135,7 @@ class Study:
         q, rows = self.question, []
         for serving in (Serving(LAPS), q.laps_in_time(), *stock()):
             loop = Chats(LENGTHS, CLIENTS, self.requests, self.seed)
-            rows.append(Row.of(serving, serve(serving, loop, self.profile, seed=self.seed), q))
+            rows.append(Row.of(serving, serve(serving, loop, self.profile), q))
         self._tell(f"closed loop of {CLIENTS} clients", rows)
         bar = bars.COLOCATED_MODELS[self.model][2]
         for own in rows[:2]:
@@ -156,8 +157,7 @@ class Study:
 
     def _goodput(self, what: str, trials: Trials, rows: Sequence[Row]) -> None:
         q = self.question
-        good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
-        tried = [q.laps(), q.laps_in_time(), *(r.serving for r in good[:TRIED])]
+        tried = [q.laps(), q.laps_in_time(), *(r.serving for r in whole.best_first(rows)[:TRIED])]
         found = {s.name: trials.find_highest_rate(s, q, 1) for s in tried}
         cells = [[name, f"{rate:.3g}"] for name, rate in found.items()]
         self.note(f"{what}: requests/s with 90% in time", ("", "requests/s"), cells, found)
@@ -168,8 +168,8 @@ class Study:
         self.judge(f"goodput, {what}, laps / {rival} (the best of stock)", over, bars.COLOCATED_GOODPUT)
 
     def _trials(self, traffic: Traffic, load: float) -> Trials:
-        rough = Trials(self.question, traffic, self.seed)
-        return Trials(self.question, traffic.at_rate(load * rough.capacity), self.seed, search=self.requests // 2)
+        rough = Trials(self.question, traffic)
+        return Trials(self.question, traffic.at_rate(load * rough.capacity), search=self.requests // 2)
 
     def _tell(self, title: str, rows: Sequence[Row]) -> None:
         cells = []
@@ -181,14 +181,12 @@ class Study:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--models", nargs="+", choices=list(KV_TOKENS), default=list(KV_TOKENS))
     p.add_argument("--requests", type=count, default=1500, help="requests of a simulation (1500)")
     p.add_argument("--load", type=positive, default=0.7, help="share of what is estimated to be the most (0.7)")
 
 
 def run(args: Namespace) -> Piece:
-    """Study all models."""
     text = (
         "Simulated servers that prefill and decode, a device each: H200, profiles from kernels that NVIDIA measured. "
         "Chat with documents: prompts of LMSYS lengths up to 256 tokens, 20% of 1,024 to 8,192, answers of 32 to 512. "

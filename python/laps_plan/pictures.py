@@ -21,9 +21,7 @@ COLOURS = {
 
 
 @contextmanager
-def axes(
-    columns: int, path: Path | IO[str], title: str = "", width: float = 5.0, height: float = 3.8
-) -> Iterator[Sequence[Any]]:
+def axes(columns: int, path: Path | IO[str], title: str = "", width: float = 5.0) -> Iterator[Sequence[Any]]:
     """Yield ``columns`` axes side by side. Save them at the end to the path, or as SVG into the open file."""
     import matplotlib
 
@@ -32,8 +30,7 @@ def axes(
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "laps", "font.size": 10})
     import matplotlib.pyplot as plt
 
-    size = (width * columns, height)
-    figure, grid = plt.subplots(1, columns, figsize=size, constrained_layout=True, squeeze=False)
+    figure, grid = plt.subplots(1, columns, figsize=(width * columns, 3.8), constrained_layout=True, squeeze=False)
     yield grid[0]
     if title:
         figure.suptitle(title)

@@ -10,6 +10,7 @@ import pytest
 from laps_plan.plan import whole
 from laps_plan.plan.colocated import SAME, Against, Answer
 from laps_plan.plan.command import main
+from laps_plan.plan.figures import Change
 from laps_plan.plan.whole import DEFAULT, Question, Trials
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving
@@ -85,7 +86,7 @@ def test_stock_rivals_are_limited_by_tbt_of_laps() -> None:
 def test_laps_is_not_recommended_if_stock_serves_more() -> None:
     trials = Trials(QUESTION, traffic(600, rate=20.0))
     laps, rival = trials.row(Serving(LAPS)), trials.row(Serving("fcfs", 1024, interval=1))
-    changes = {figure: (rival, trials.change(laps, rival)) for figure in whole.FIGURES}
+    changes = {figure: (rival, Change.of(laps.parts, rival.parts)) for figure in whole.FIGURES}
 
     def answer(most: float) -> Answer:
         rates = {"laps": (laps.serving, 10.0), "stock": (rival.serving, most), "apart": (rival.serving, 0.0)}

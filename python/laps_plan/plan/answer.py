@@ -70,7 +70,6 @@ def total(trials: Trials) -> int:
 
 
 def answer(trials: Trials) -> Answer:
-    """Simulate all setups, and return the answer."""
     begin = time.monotonic()
     question = trials.question
     advice = advise(trials)
@@ -83,7 +82,10 @@ def answer(trials: Trials) -> Answer:
         needed = servers_needed(trials, setup, reach.load)
         change = advice.against.get(setup.name)
         sides.append(Side(setup, Figures.of(sample, question), change, curves, reach, needed))
-    hosts = {k: _hosts(trials, advice, host(question.profile, k)) for k in HOSTS}
+    hosts = {}
+    for factor in HOSTS:
+        profile = host(question.profile, factor)
+        hosts[factor] = Change.of(*(trials.stretches(s, profile) for s in (advice.laps, advice.stock)))
     alone = replace(own, ttft=own.lone)
     hopeless = 1.0 - Figures.of(alone, question).in_time
     searched = sum(map(len, trials.parts))
@@ -103,7 +105,3 @@ def host(profile: Profile, factor: float) -> Profile:
     launches = ("launch_s", "slices_launch_s")
     names = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s", *launches)
     return replace(profile, **{name: factor * getattr(profile, name) for name in names})
-
-
-def _hosts(trials: Trials, advice: Advice, profile: Profile) -> Change:
-    return Change.of(trials.stretches(advice.laps, profile), trials.stretches(advice.stock, profile))

@@ -10,7 +10,7 @@ from typing import Any
 from laps_plan.plan.advice import GAIN, HARM, IN_TIME_GAIN, LONG_HARM
 from laps_plan.plan.figures import COMPARED, Change
 from laps_plan.plan.setup import IN_TIME
-from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, Question, Row, Trials, best, splits, stock, stock_as_smooth
+from laps_plan.plan.whole import FIGURES, MORE, Question, Row, Trials, best, best_first, splits, stock, stock_as_smooth
 from laps_plan.sim.serving import LAPS, Serving
 from laps_plan.table import Table
 from laps_plan.traffic.job import LONG, SHORT, Job
@@ -84,7 +84,6 @@ RULE = (
 
 
 def answer(trials: Trials) -> Answer:
-    """Simulate all settings, and return the answer."""
     q = trials.question
     laps = trials.row(Serving(LAPS))
     rows = [laps, trials.row(q.laps()), trials.row(q.laps_in_time()), *(trials.row(s) for s in stock())]
@@ -92,15 +91,16 @@ def answer(trials: Trials) -> Answer:
     changes = {}
     for figure in FIGURES:
         rival = best(others, figure)
-        changes[figure] = rival, trials.change(laps, rival)
+        changes[figure] = rival, Change.of(laps.parts, rival.parts)
     devices = max(2, q.servers)
     jobs = trials.traffic.jobs
-    # Settings with the most requests in time; _find_best_setting picks the setting with the highest rate.
-    good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))[:TRIED]
-    apart = [replace(DEFAULT, prefill=n) for n in splits(trials, jobs, devices)]
+    apart = [Serving("fcfs", prefill=n) for n in splits(trials, jobs, devices)]
     own = _find_best_setting(trials, [q.laps(), q.laps_in_time()], devices)
-    rates = {"laps": own, "stock": _find_best_setting(trials, [r.serving for r in good], devices)}
-    rates["apart"] = _find_best_setting(trials, apart, devices)
+    rates = {
+        "laps": own,
+        "stock": _find_best_setting(trials, [r.serving for r in best_first(rows)[:TRIED]], devices),
+        "apart": _find_best_setting(trials, apart, devices),
+    }
     own_way = Question.laps if own[0] == q.laps() else Question.laps_in_time
     return Answer(trials, rows, laps, changes, devices, rates, _cases(trials, own_way, own[1], devices))
 
@@ -160,11 +160,10 @@ def side_by_side(a: Answer) -> Table:
     heads = ["", "between tokens P50", "P99", "longest", "short P50", "P90", "P99", "long P50", "P90", "P99", "mean",
              "answers/s", "in time"]  # fmt: skip
     own = [r for r in a.rows if r.serving.policy == LAPS]
-    others = sorted((r for r in a.rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
     return Table(
         "Side by side",
         heads,
-        [_row(r) for r in (*own, *others)],
+        [_row(r) for r in (*own, *best_first(a.rows))],
         "Times in ms; those of short and long requests are to the first token. interval: --prefill-decode-interval; "
         "mixed: --enable-mixed-chunk; the number is --chunked-prefill-size.",
     )
@@ -254,7 +253,6 @@ def _split(prefill: int, devices: int) -> str:
 
 
 def text(a: Answer) -> str:
-    """Return the text that is printed."""
     tables = [side_by_side(a), hindsight(a), hardware(a)]
     return "\n\n".join(["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(verdict(a))]) + "\n"
 

@@ -67,7 +67,6 @@ def objective(text: str) -> tuple[float, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     assert __doc__
     what, _, examples = __doc__.partition("\n\n")
     made = argparse.ArgumentParser(
@@ -159,60 +158,61 @@ def _run(args: argparse.Namespace) -> int:
     if missing is not None:
         print(f"laps-plan: {missing} is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
         return 2
-    return _colocated(args) if args.colocated else _prefill(args)
-
-
-def _prefill(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     try:
-        short_s, long_s = args.ttft_ms
-        device = Profile.load(args.profile)
-        device = device if args.ranks is None else device.with_ranks(args.ranks)
-        question = Question(device, args.servers, short_s, long_s, args.chunk)
-        trials = _trials(partial(Trials, question), _read(args), args)
-        out: Path = args.out
-        _create(out, ("index.html", "plan.json"))
+        simulate = _colocated(args) if args.colocated else _prefill(args)
     except (ValueError, OSError, SystemExit) as e:
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
-    minutes = trials.seconds_for(total(trials)) / 60.0
+    simulate()
+    return 0
+
+
+def _prefill(args: argparse.Namespace) -> Callable[[], None]:
+    """Return the simulation of prefill servers. Raises ValueError, OSError or SystemExit if the input is unusable."""
+    device = Profile.load(args.profile)
+    device = device if args.ranks is None else device.with_ranks(args.ranks)
+    short_s, long_s = args.ttft_ms
+    question = Question(device, args.servers, short_s, long_s, args.chunk)
+    trials = _trials(partial(Trials, question), _read(args), args)
+    _create(args.out, ("index.html", "plan.json"))
+    return partial(_simulate_prefill, trials, args.out)
+
+
+def _simulate_prefill(trials: Trials, out: Path) -> None:
+    from tqdm import tqdm
+
+    minutes = total(trials) * trials.request_s / 60.0
     if minutes > 1.0:
         print(f"laps-plan: long prompts: this takes about {minutes:.0f} minutes", file=sys.stderr)
     with tqdm(total=total(trials), unit=" requests", unit_scale=True, disable=None) as bar:
-
-        def tell(requests: int) -> None:
-            bar.update(requests)
-
-        trials.tell = tell
+        trials.tell = bar.update
         found = answer(trials)
-        tell(max(0, int(bar.total or 0) - bar.n))
+        bar.update(max(0, int(bar.total or 0) - bar.n))
     (out / "index.html").write_text(page.page(found), encoding="utf-8")
     (out / "plan.json").write_text(page.as_json(found), encoding="utf-8")
     print(words.text(found), end="")
     print(f"\nPage and JSON: {out / 'index.html'}, {out / 'plan.json'}")
-    return 0
 
 
-def _colocated(args: argparse.Namespace) -> int:
+def _colocated(args: argparse.Namespace) -> Callable[[], None]:
+    """Return the simulation of servers that also decode. Raises the errors of ``_prefill``."""
+    device = Profile.load(args.profile)
+    device.decode_s(1, 1)
+    short_s, long_s = args.ttft_ms
+    question = whole.Question(device, args.servers, short_s, long_s, args.tbt_ms / 1e3, args.kv_tokens)
+    given = _read(args).cut(WHOLE * args.servers, newest=args.newest)
+    given = whole.with_answer_lengths(given, mixed.by_hand(args.answers), args.seed)
+    most = max(job.new + job.cached + job.output for job in given.jobs)
+    if most > args.kv_tokens:
+        raise ValueError(f"--kv-tokens: a server holds {args.kv_tokens:,}, one request needs {most:,}")
+    trials = _trials(partial(whole.Trials, question), given, args)
+    _create(args.out, ("plan.json",))
+    return partial(_simulate_colocated, trials, args.out)
+
+
+def _simulate_colocated(trials: whole.Trials, out: Path) -> None:
     from tqdm import tqdm
 
-    try:
-        short_s, long_s = args.ttft_ms
-        device = Profile.load(args.profile)
-        device.decode_s(1, 1)
-        question = whole.Question(device, args.servers, short_s, long_s, args.tbt_ms / 1e3, args.kv_tokens)
-        given = _read(args).cut(WHOLE * args.servers, newest=args.newest)
-        given = whole.with_answer_lengths(given, mixed.by_hand(args.answers), args.seed)
-        most = max(job.new + job.cached + job.output for job in given.jobs)
-        if most > args.kv_tokens:
-            raise ValueError(f"--kv-tokens: a server holds {args.kv_tokens:,}, one request needs {most:,}")
-        trials = _trials(lambda traffic: whole.Trials(question, traffic, args.seed), given, args)
-        out: Path = args.out
-        _create(out, ("plan.json",))
-    except (ValueError, OSError, SystemExit) as e:
-        print(f"laps-plan: {e}", file=sys.stderr)
-        return 2
     with tqdm(unit=" simulations", disable=None) as bar:
 
         def tell(what: str) -> None:
@@ -224,7 +224,6 @@ def _colocated(args: argparse.Namespace) -> int:
     (out / "plan.json").write_text(json.dumps(colocated.as_dict(found), indent=1) + "\n")
     print(colocated.text(found), end="")
     print(f"\nJSON: {out / 'plan.json'}")
-    return 0
 
 
 def _create(out: Path, names: Sequence[str]) -> None:
@@ -248,18 +247,13 @@ def _read(args: argparse.Namespace) -> Traffic:
 
 
 def _trials(make: Callable[[Traffic], T], traffic: Traffic, args: argparse.Namespace) -> T:
-    """Return the trials that `make` makes of the traffic, at the rate or load that was asked for."""
-    trials = make(traffic)
-    rate, load = args.rate, args.load
+    """Return the trials that `make` makes of the traffic, at the rate or load that was asked for. Raises ValueError for
+    a file without times if neither was asked for."""
+    trials, rate, load = make(traffic), args.rate, args.load
     if rate is None and load is None:
         if traffic.timed:
             return trials
-        load = _load(args)
+        if args.mix is None:
+            raise ValueError(f"{args.file} has no times: give --rate or --load")
+        load = LOAD
     return make(trials.traffic.at_rate(rate or load * trials.capacity * args.servers))
-
-
-def _load(args: argparse.Namespace) -> float:
-    """Return the load for traffic without times. Raises ValueError if the traffic is a file."""
-    if args.mix is None:
-        raise ValueError(f"{args.file} has no times: give --rate or --load")
-    return LOAD

@@ -11,7 +11,7 @@ import numpy as np
 from laps_core.config import LapsConfig
 from scipy.special import stdtrit
 
-from laps_plan.plan.setup import Question
+from laps_plan.plan.setup import Objectives
 from laps_plan.sim.metrics import Floats, Outcome, lone_s, quantiles
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 
@@ -74,12 +74,11 @@ class Figures:
     long: dict[str, float]
 
     @classmethod
-    def of(cls, sample: Sample, question: Question) -> Figures:
-        """Return the figures of ``sample`` with the objectives of ``question``."""
+    def of(cls, sample: Sample, objectives: Objectives) -> Figures:
         if not len(sample.ttft):
             return cls(0, math.nan, math.nan, math.nan, {}, {})
         short = sample.new <= THRESHOLD
-        in_time = sample.ttft <= np.where(short, question.short_s, question.long_s)
+        in_time = sample.ttft <= np.where(short, objectives.short_s, objectives.long_s)
         return cls(
             len(sample.ttft),
             float(in_time.mean()),

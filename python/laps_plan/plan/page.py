@@ -32,15 +32,15 @@ svg { max-width: 100%; height: auto; } .note { color: #666; font-size: .9rem; }
 
 
 def page(a: Answer) -> str:
-    """Return the whole page."""
-    kind = "" if a.advice.recommended else " stock"
+    verdict = "verdict" if a.advice.recommended else "verdict stock"
+    curves = {kind: {s.setup.name: s.curves[kind] for s in a.sides} for kind in a.sides[0].curves}
     parts = [
         "<h1>What LAPS would bring</h1>",
-        f'<div class="verdict{kind}">{_paragraphs(words.verdict(a))}</div>',
+        f'<div class="{verdict}">{_paragraphs(words.verdict(a))}</div>',
         _paragraphs(words.traffic(a)),
         *map(_table, (words.side_by_side(a), words.against(a))),
         "<h2>Times to first token</h2>",
-        _svg(lambda f: distributions(_curves(a), "", f)),
+        _svg(lambda f: distributions(curves, "", f)),
         "<h2>Load and share in time</h2>",
         _svg(lambda f: _loads(a, f)),
         f'<p class="note">Of the class that fares worse. Dotted: {IN_TIME:.0%}, and the load of this traffic.</p>',
@@ -123,10 +123,6 @@ def _svg(draw: Callable[[IO[str]], None]) -> str:
     draw(drawn)
     whole = drawn.getvalue()
     return whole[whole.index("<svg") :]
-
-
-def _curves(a: Answer) -> dict[str, dict[str, list[float]]]:
-    return {kind: {s.setup.name: s.curves[kind] for s in a.sides} for kind in a.sides[0].curves}
 
 
 def _loads(a: Answer, to: IO[str]) -> None:

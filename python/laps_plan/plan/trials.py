@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,39 +32,7 @@ REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Approximate time to simulate a request, and each slice of a long request (seconds)."""
 LEAST = 300
 """Minimum requests of the whole traffic that can be simulated in WHOLE_S."""
-TICK = 500
-"""Requests between two reports of progress."""
-
 SLICE_S = LapsConfig().slice_ms / 1e3
-
-Tell = Callable[[int], None]
-"""Callback that receives the number of requests sent since the last call."""
-
-
-class _Watched(Trace):
-    """A trace that reports its progress."""
-
-    def __init__(self, rows: Sequence[Job], tell: Tell) -> None:
-        super().__init__(rows)
-        self._tell, self._sent = tell, 0
-
-    def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
-        for job in super().arrivals():
-            self._count()
-            yield job
-
-    def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
-        following = super().answered(now, job)
-        if following is not None:
-            self._count()
-        return following
-
-    def _count(self) -> None:
-        self._sent += 1
-        if self._sent == len(self.rows) or not self._sent % TICK:
-            self._tell((self._sent - 1) % TICK + 1)
 
 
 def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
@@ -82,20 +50,21 @@ class Trials:
 
     question: Question
     traffic: Traffic
-    tell: Tell = lambda n: None
+    tell: Callable[[int], None] = lambda n: None
+    """Callback after each simulation that receives its number of requests."""
     capacity: float = 0.0
     """Maximum requests per second of one server."""
+    request_s: float = field(init=False)
+    """Approximate time to simulate a request of the traffic (seconds)."""
     _known: dict[str, list[Figures]] = field(default_factory=dict)
     _wholes: dict[str, Sample] = field(default_factory=dict)
-
-    _each_s: float = 0.0
 
     def __post_init__(self) -> None:
         profile = self.question.profile
         long = [job for job in self.traffic.jobs if job.kind == LONG]
         new, cached = np.array([j.new for j in long]), np.array([j.cached for j in long])
         slices = float(np.sum(lone_s(profile, new, cached, None))) / SLICE_S
-        self._each_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
+        self.request_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
         if self._affordable(WHOLE_S) < LEAST:
             most = max(job.new for job in self.traffic.jobs)
             raise ValueError(f"prompts of up to {most:,} tokens take too long to simulate on {profile.name}")
@@ -111,12 +80,8 @@ class Trials:
         """Return the offered work divided by the capacity of the servers."""
         return self.traffic.rate / (self.capacity * self.question.servers)
 
-    def seconds_for(self, requests: float) -> float:
-        """Return the approximate time to simulate this number of requests (seconds)."""
-        return requests * self._each_s
-
     def _affordable(self, seconds: float) -> int:
-        return int(seconds / self._each_s)
+        return int(seconds / self.request_s)
 
     @property
     def parts(self) -> list[list[Job]]:
@@ -133,10 +98,9 @@ class Trials:
         return spread(self.traffic.jobs, parts, each)
 
     def whole(self, setup: Setup) -> Sample:
-        """Return the results on the whole traffic."""
         key = repr(replace(setup, label=""))
         if key not in self._wholes:
-            self._wholes[key] = self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+            self._wholes[key] = self._run(setup, self.traffic.jobs, self.question)
         return self._wholes[key]
 
     def change(self, these: Setup, those: Setup) -> Change:
@@ -150,7 +114,7 @@ class Trials:
         if key not in self._known:
             parts = self.parts
             asked = replace(self.question, profile=profile or self.question.profile)
-            played = [self._run(setup, _Watched(part, self.tell), asked) for part in parts]
+            played = [self._run(setup, part, asked) for part in parts]
             self._known[key] = [Figures.of(s.since(warm_s(part)), asked) for s, part in zip(played, parts, strict=True)]
         return self._known[key]
 
@@ -165,7 +129,7 @@ class Trials:
             # A request not served by then is late anyway. But sessions send requests later if servers are slow.
             ends = all(job.after is None for job in jobs)
             until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s) if ends else math.inf
-            sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(warm_s(jobs))
+            sample = self._run(setup, jobs, asked, until_s).since(warm_s(jobs))
             short = sample.new <= THRESHOLD
             came = {SHORT: int(short.sum()), LONG: int((~short).sum())}
             due.update((job.kind for job in jobs if job.at_s >= warm_s(jobs)) if ends else came)
@@ -173,10 +137,10 @@ class Trials:
             met[LONG] += int((sample.ttft[~short] <= asked.long_s).sum())
         return min(met[kind] / n for kind, n in due.items())
 
-    def _run(self, setup: Setup, stream: Trace, asked: Question, until_s: float = math.inf) -> Sample:
+    def _run(self, setup: Setup, jobs: Sequence[Job], asked: Question, until_s: float = math.inf) -> Sample:
         outcome = run(
             VARIANTS[setup.policy],
-            stream,
+            Trace(jobs),
             asked.profile,
             servers=asked.servers,
             router="pools" if setup.pools else "least-load",
@@ -185,6 +149,7 @@ class Trials:
             until_s=until_s,
             overlap=_overlaps(asked.profile),
         )
+        self.tell(len(jobs))
         return Sample.of(outcome)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from laps_plan.plan.figures import PARTS, Change, Figures, Sample, warm_s
+from laps_plan.plan.figures import PARTS, Figures, Sample, warm_s
 from laps_plan.plan.setup import IN_TIME, Objectives
-from laps_plan.plan.setup import Question as Objective
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s, quantiles
 from laps_plan.sim.serving import LAPS, Answers, Serving, serve
@@ -81,11 +80,9 @@ class Row:
 
     @classmethod
     def of(cls, serving: Serving, answers: Answers, q: Question) -> Row:
-        """Return the results of a simulation."""
         ttft, short, logs = answers.ttft, answers.short, answers.logs
         alone = lone_s(q.profile, answers.new, np.zeros_like(answers.new), serving.chunk)
         sample = Sample(answers.at, ttft, answers.new, alone)
-        asked = Objective(q.profile, q.servers, q.short_s, q.long_s, serving.chunk)
         return cls(
             serving,
             quantiles(ttft[short]),
@@ -94,11 +91,10 @@ class Row:
             {"p50": logs.quantile(0.5), "p99": logs.quantile(0.99), "longest": logs.quantile(1.0)},
             answers.rate,
             float(answers.in_time(q.short_s, q.long_s, q.tbt_s).mean()),
-            [Figures.of(part, asked) for part in sample.parts(PARTS)],
+            [Figures.of(part, q) for part in sample.parts(PARTS)],
         )
 
     def value(self, figure: str) -> float:
-        """Return one of FIGURES."""
         return FIGURES[figure](self)
 
 
@@ -118,6 +114,11 @@ def stock_as_smooth(rows: Sequence[Row], laps: Row) -> list[Row]:
     others = [r for r in rows if r.serving.policy != LAPS]
     most = max(laps.tbt["p99"], min(r.tbt["p99"] for r in others))
     return [r for r in others if r.tbt["p99"] <= most]
+
+
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """Return the stock settings: those with the most answers in time first, equal ones by mean TTFT."""
+    return sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
 
 
 def best(rows: Sequence[Row], figure: str) -> Row:
@@ -163,7 +164,6 @@ class Trials:
 
     question: Question
     traffic: Traffic
-    seed: int = 0
     search: int = 900
     """Requests per server of a simulation in a search."""
     tell: Callable[[str], None] = lambda what: None
@@ -182,12 +182,7 @@ class Trials:
         """Return the results of ``serving`` on the whole traffic."""
         self.tell(serving.name)
         jobs, q = self.traffic.jobs, self.question
-        how: dict[str, Any] = {"seed": self.seed, "warm_s": warm_s(jobs)}
-        return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, **how), q)
-
-    def change(self, these: Row, those: Row) -> Change:
-        """Return the ratios of ``these`` to ``those``, part by part."""
-        return Change.of(these.parts, those.parts)
+        return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, warm_s=warm_s(jobs)), q)
 
     def find_highest_rate(
         self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job] | None = None
@@ -215,7 +210,7 @@ class Trials:
         load = stretched(jobs, (len(jobs) - 1) / span_s / rate)
         begin_s, end_s = load[0].at_s, load[-1].at_s
         counted_s = begin_s + SEARCH_WARM * (end_s - begin_s)
-        answers = serve(serving, Trace(load), q.profile, servers, seed=self.seed, warm_s=counted_s)
+        answers = serve(serving, Trace(load), q.profile, servers, warm_s=counted_s)
         # Turns that wait for answers arrive after ``end_s``.
         if (answers.at + answers.ttft - np.maximum(answers.at, end_s)).max() > DRAIN * (end_s - begin_s):
             return False
