@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Stream, Trace, poisson
@@ -52,10 +52,10 @@ class Simulator:
 
     def run(self, policy: str, load: Sequence[Job] | Stream, seed: int = 0, **more: Any) -> Outcome:
         """Simulate one load. ``more``: further arguments of ``laps_plan.sim.variants.run``."""
-        variant, group = VARIANTS[SPF if policy == SMALL else policy], self.profile.group
+        own, group = SPF if policy == SMALL else policy, self.profile.group
         chunk = (group.ranks if group else 1) * self.chunks.get(policy, self.chunk)
         how: dict[str, Any] = {"chunk": chunk, "seed": seed, "knobs": self.knobs, "overlap": self.overlap}
-        return run(variant, Trace(load) if isinstance(load, Sequence) else load, self.profile, **how, **more)
+        return run(own, Trace(load) if isinstance(load, Sequence) else load, self.profile, **how, **more)
 
     def compare(self, rounds: Sequence[Sequence[Job]], seen: Mapping[str, Sequence[Round]], seed: int) -> Accuracy:
         """Return measured and simulated figures by policy. ``rounds``: jobs of each; ``seen``: measured rounds."""

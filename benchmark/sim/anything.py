@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, log_uniform, mix
 from laps_plan.traffic.streams import Trace
@@ -93,7 +93,7 @@ def workload(seed: int) -> tuple[Profile, float, list[Job]]:
 def figures(name: str, chunk: int, profile: Profile, jobs: Sequence[Job], **options: Any) -> list[float]:
     """Return the values of FIGURES for one policy. ``options``: of ``variants.run``."""
     numbered = Trace([replace(job, client=i) for i, job in enumerate(jobs)])
-    record = run(VARIANTS[name], numbered, profile, chunk=chunk, **{"overlap": True, **options}).record
+    record = run(name, numbered, profile, chunk=chunk, **{"overlap": True, **options}).record
     at, ttft, new = (np.asarray(found) for found in (record.at, record.ttft, record.new))
     slowdown = ttft / lone_s(profile, new, np.asarray(record.cached), CHUNK)
     # A server without a session's history computes more; the request still counts by its own new tokens.

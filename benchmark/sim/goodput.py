@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
@@ -44,7 +44,7 @@ class Way:
     """One way to serve."""
 
     policy: str
-    """Name of the policy in ``laps_plan.sim.variants.VARIANTS``."""
+    """Policy of ``laps_plan.sim.variants.run``."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     knows_objectives: bool = False
     """True if the server knows the objectives."""
@@ -56,15 +56,15 @@ WAYS: dict[str, Way] = {
     "hrrn": Way("hrrn"),
     "shortest-prefill-first": Way("shortest-prefill-first"),
     "shortest-prefill-first, 2048": Way("shortest-prefill-first", chunk=2048),
-    "paper preset": Way("paper", knows_objectives=True),
-    "s-edf": Way("laps", {"order": "s-edf"}, knows_objectives=True),
-    "lars": Way("laps", {"order": "lars"}, knows_objectives=True),
-    "laps, no deadlines": Way("laps"),
-    "laps": Way("laps", knows_objectives=True),
+    "paper preset": Way(LAPS, {"preset": "paper"}, knows_objectives=True),
+    "s-edf": Way(LAPS, {"order": "s-edf"}, knows_objectives=True),
+    "lars": Way(LAPS, {"order": "lars"}, knows_objectives=True),
+    "laps, no deadlines": Way(LAPS),
+    "laps": Way(LAPS, knows_objectives=True),
 }
 LIMIT = "limit"
 """Row of ``Study.limit``."""
-STOCK = tuple(name for name in WAYS if VARIANTS[WAYS[name].policy].policy)
+STOCK = tuple(name for name in WAYS if WAYS[name].policy != LAPS)
 CASES = {
     "8b": ("h200-qwen3-8b", "8b"),
     "32b": ("h200-qwen3-32b", "32b"),
@@ -94,7 +94,7 @@ class Study:
             jobs = rows if way.knows_objectives else [replace(job, slo_s=None) for job in rows]
             until_s = rows[-1].at_s + max(objective_s.values()) + DRAIN_S
             record = run(
-                VARIANTS[way.policy], Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,
+                way.policy, Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,
                 until_s=until_s,
             ).record  # fmt: skip
             due.update(objective_s.values())

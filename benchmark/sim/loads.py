@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic import named, tasks, traces, turns
 from laps_plan.traffic.job import LONG, Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
@@ -64,7 +64,6 @@ class Pause(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """Return the mean pause (seconds)."""
         return (1.0 - self.later) * (self.low_s + self.high_s) / 2 + self.later * LATER_S
 
     def drawn(self, u: float) -> float:
@@ -93,7 +92,7 @@ class Loop(Closed):
 def capacity(sample: Sequence[Job], profile: Profile, chunk: int = CHUNK) -> float:
     """Return the requests/s of stock fcfs with all of the sample waiting."""
     waiting = Trace([replace(job, at_s=0.0, after=None, slo_s=None) for job in sample])
-    return run(VARIANTS["fcfs"], waiting, profile, chunk=chunk).rate
+    return run("fcfs", waiting, profile, chunk=chunk).rate
 
 
 def offer(
@@ -128,7 +127,6 @@ class Load:
     clients: int = 0
     """Clients of a closed loop; 0 for an open load."""
     pause: Pause = FAR
-    """Pause of the clients."""
     near: bool = False
     """True if answers reach the clients, and requests the scheduler, almost at once."""
     deadlines: bool = False

@@ -23,7 +23,7 @@ import numpy as np
 from laps_core.pools.config import AllocConfig
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.little import OFF
 
@@ -140,7 +140,7 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, seed: int) -> 
     due_s = {job.at_s: job.slo_s or math.inf for job in stream.arrivals()} if load.deadlines else {}
     with rule.taken_out() if rule else nullcontext():
         outcome = run(
-            VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
+            "laps", stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
             knobs=rule.knobs if rule else {}, overlap=load.kind != "group", seed=seed, memory=load.memory,
             servers=load.servers, router="pools", alloc=AllocConfig(**{**alloc, **(rule.alloc if rule else {})}),
         )  # fmt: skip
@@ -190,7 +190,6 @@ def largest(cases: Mapping[Case, Effects]) -> tuple[Case, str, Effect] | None:
 
 
 def summary(found: Found, rules: Sequence[Rule]) -> Table:
-    """Return a table with a row for each rule."""
     rows = []
     for rule in rules:
         cases = found[rule.name]
@@ -215,7 +214,6 @@ def matrix(found: Found, rules: Sequence[Rule], profile: str) -> Table:
 
 
 def raw(found: Found, today: Mapping[Case, Sequence[Result]]) -> dict[str, Any]:
-    """Return the raw data of the piece (JSON-ready)."""
     return {
         "effects": {
             rule: [{**c._asdict(), **{name: [e.ratio, e.agreed] for name, e in by.items()}} for c, by in cases.items()]
@@ -229,14 +227,12 @@ def raw(found: Found, today: Mapping[Case, Sequence[Result]]) -> dict[str, Any]:
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     for name, known in (("rules", [r.name for r in ALL]), ("loads", list(LOADS)), ("profiles", [*PROFILES, GROUP])):
         p.add_argument(f"--{name}", nargs="+", choices=known, default=known)
     p.add_argument("--seeds", type=count, default=3, help="number of seeds, from --seed on (3)")
 
 
 def measure(args: argparse.Namespace) -> Piece:
-    """Measure the effects of the rules in ``args.rules``."""
     rules = [r for r in ALL if r.name in args.rules]
     found, today = study([r.name for r in rules], args)
     text = (

@@ -44,8 +44,6 @@ class Profile:
     busy for this time, and the step does not end before its launch does."""
     slices_launch_s: float = 0.0
     """Host time to launch a step in slices, pauses included: layer by layer, without prefill graphs."""
-    request_host_s: float = 0.0
-    """Host time per request of a batch after its step, before its first tokens leave."""
     reply_s: float = 0.0
     """Time from the scheduler to the client."""
     layers: int = 28
@@ -125,7 +123,6 @@ class Profile:
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n")
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
+from laps_plan.sim.metrics import Floats, Outcome
+from laps_plan.sim.variants import LAPS, POLICIES
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed
@@ -15,7 +19,7 @@ PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9,
 
 HOST_PROFILE = Profile(
     name="host", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), front_s=1e-3, poll_s=1e-4,
-    front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, spread=(0.9, 1.0, 1.3),
+    front_token_s=1e-6, step_host_s=5e-4, reply_s=3e-4, spread=(0.9, 1.0, 1.3),
 )  # fmt: skip
 
 
@@ -23,6 +27,24 @@ MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
 
 
 CHUNK = 2048
+
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in (*POLICIES, LAPS)},
+    "paper": (LAPS, {"preset": "paper"}), "dual": (LAPS, {"wait_window_ms": 0.0}),
+}  # fmt: skip
+"""Name of a way to serve -> policy, and knobs of LAPS."""
+
+
+def ttft(outcome: Outcome, *, short: bool, warm: float = 0.0) -> Floats:
+    """Return the TTFTs of one class (seconds). ``warm``: first share of the time, which is not counted (0..1)."""
+    at, new, took = (np.array(getattr(outcome.record, name)) for name in ("at", "new", "ttft"))
+    return took[((new <= 256) == short) & (at >= at.min() + warm * (at.max() - at.min()))]
+
+
+def p90(outcome: Outcome, *, short: bool, warm: float = 0.0) -> float:
+    """Return the P90 TTFT of one class (seconds); see ``ttft``."""
+    return float(np.percentile(ttft(outcome, short=short, warm=warm), 90))
 
 
 TURN, REPLY = uniform(10, 200), uniform(50, 400)
@@ -58,4 +80,4 @@ class Sessions(Closed):
             new = self.turn(rng)
         self._history[client] = history + new
         stream, number = self._session[client], self._sent
-        return Job(at, new, history, stream, continues_stream=True, slo_s=self.slo_s, client=client, number=number)
+        return Job(at, new, history, stream, continues_stream=True, client=client, number=number)

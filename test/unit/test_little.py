@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.lengths import fixed, log_uniform, mix
 from laps_plan.traffic.little import Asked, steady
 from laps_plan.traffic.streams import Closed
@@ -65,7 +65,7 @@ def test_littles_law_fails_for_missing_or_idle_clients() -> None:
 def test_simulated_closed_loops_satisfy_littles_law(name: str, overlap: bool) -> None:
     sizes = mix(fixed(50), log_uniform(1024, 8192), 0.05)
     profile = Profile.load("h200-qwen3-8b")
-    outcome = run(VARIANTS[name], Closed(sizes, 32, 5000, 3), profile, overlap=overlap)
+    outcome = run(name, Closed(sizes, 32, 5000, 3), profile, overlap=overlap)
     found = outcome.steady(32).require(name)
     assert found.requests == pytest.approx(4000, abs=40)
     assert found.mean_ttft_s > 0.0
@@ -73,6 +73,6 @@ def test_simulated_closed_loops_satisfy_littles_law(name: str, overlap: bool) ->
 
 def test_too_short_closed_loop_run_fails_littles_law() -> None:
     sizes = mix(fixed(50), log_uniform(1024, 8192), 0.05)
-    outcome = run(VARIANTS["laps"], Closed(sizes, 32, 600, 3), Profile.load("h200-qwen3-8b"))
+    outcome = run("laps", Closed(sizes, 32, 600, 3), Profile.load("h200-qwen3-8b"))
     with pytest.raises(ConnectionError, match="measure for longer"):
         outcome.steady(32).require("laps")

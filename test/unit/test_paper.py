@@ -9,10 +9,10 @@ from laps_core.paper import W_MIN_S, PaperPacer, Rate, pacer
 from laps_core.policy.types import Running, Waiting
 from laps_plan.sim.device import Device
 from laps_plan.sim.request import Batch
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.streams import Open
 from pacers import PROFILE
-from simulated import CHUNK, HOST_PROFILE, MIX
+from simulated import CHUNK, HOST_PROFILE, MIX, p90
 
 W_S = 5e-3
 
@@ -91,7 +91,7 @@ def test_paper_variant_serves_every_request_in_batches_of_one_class(monkeypatch:
 
     monkeypatch.setattr(Device, "seconds", record)
     load = Open(MIX, 20.0, 600, seed=3)
-    outcome = run(VARIANTS["paper"], load, HOST_PROFILE, chunk=CHUNK)
+    outcome = run("laps", load, HOST_PROFILE, chunk=CHUNK, knobs={"preset": "paper"})
     assert sorted(outcome.record.new) == sorted(job.new for job in load.arrivals())
     assert set(batches) == {frozenset([True]), frozenset([False])}
 
@@ -99,9 +99,9 @@ def test_paper_variant_serves_every_request_in_batches_of_one_class(monkeypatch:
 @pytest.mark.parametrize("name", ["several", "interleaved", "preflow"])
 def test_proposed_policies_beat_fcfs_for_short_prompts(name: str) -> None:
     load = Open(MIX, 20.0, 600, seed=3)
-    outcome, fcfs = (run(VARIANTS[n], load, HOST_PROFILE, chunk=CHUNK) for n in (name, "fcfs"))
+    outcome, fcfs = (run(n, load, HOST_PROFILE, chunk=CHUNK) for n in (name, "fcfs"))
     assert sorted(outcome.record.new) == sorted(job.new for job in load.arrivals())
-    assert outcome.groups()["short"].ttft["p90"] < fcfs.groups()["short"].ttft["p90"]
+    assert p90(outcome, short=True) < p90(fcfs, short=True)
 
 
 def test_arrival_rate_fades_without_arrivals() -> None:

@@ -263,8 +263,8 @@ def test_quoted_intervals_and_bounds_hold_in_simulation(name: str) -> None:
 
 
 def test_quotes_do_not_change_decisions() -> None:
-    from laps_plan.sim.variants import VARIANTS, run
+    from laps_plan.sim.variants import run
 
     quoted = quoting.run(Open(MIX, 18.0, 800, seed=4), PROFILE, chunk=CHUNK)
-    plain = run(VARIANTS["laps"], Open(MIX, 18.0, 800, seed=4), PROFILE, chunk=CHUNK)
+    plain = run("laps", Open(MIX, 18.0, 800, seed=4), PROFILE, chunk=CHUNK)
     assert [o.measured_s for o in quoted] == pytest.approx(list(plain.record.ttft))

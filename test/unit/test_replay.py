@@ -22,7 +22,7 @@ from laps_plan.plan.command import main
 from laps_plan.profile import Profile
 from laps_plan.replay.replay import HERE, Policy, config_of, policies, quantiles, replay
 from laps_plan.replay.source import fetch, of_receipts
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic import files, recording
 from laps_plan.traffic.recording import Head, Recorded, Recording
 from laps_plan.traffic.streams import Open
@@ -33,10 +33,10 @@ GPU = Profile.load("h200-qwen3-8b")
 
 def record_server(variant: str, profile: Profile, rate: float, *, seed: int = 3, requests: int = 2000) -> Recording:
     """Return the recording of a server with this policy."""
-    record = run(VARIANTS[variant], Open(MIX, rate, requests, seed=seed), profile, chunk=CHUNK).record
+    record = run(variant, Open(MIX, rate, requests, seed=seed), profile, chunk=CHUNK).record
     rows = sorted(zip(record.at, record.new, record.cached, record.ttft, strict=True))
     mean = sum(profile.spread) / len(profile.spread) if profile.spread else 1.0
-    host: Any = {"after_ms": 1e3 * profile.reply_s, "host_ms": 1e3 * (profile.step_host_s + profile.request_host_s)}
+    host: Any = {"after_ms": 1e3 * profile.reply_s, "host_ms": 1e3 * profile.step_host_s}
     found = [
         Recorded(
             arrival_ms=1e3 * at, new_tokens=new, cached_tokens=cached, cls=classify(new, 256), ttft_ms=1e3 * ttft,

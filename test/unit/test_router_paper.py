@@ -11,7 +11,7 @@ from laps_core.pools.prefixes import Ask, fingerprint
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import Load
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.lengths import log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open
 
@@ -60,5 +60,6 @@ def test_paper_controller_moves_one_server_per_period() -> None:
 
 def test_simulator_completes_run_with_paper_router() -> None:
     load = Open(mix(uniform(8, 256), log_uniform(1024, 8192), 0.1), 30.0, 300, seed=1)
-    outcome = run(VARIANTS["paper"], load, Profile.load("h200-qwen3-8b"), servers=3, router="pools", alloc=PAPER)
+    knobs, profile = {"preset": "paper"}, Profile.load("h200-qwen3-8b")
+    outcome = run("laps", load, profile, servers=3, router="pools", knobs=knobs, alloc=PAPER)
     assert len(outcome.record) == 300

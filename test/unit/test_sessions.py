@@ -10,7 +10,7 @@ import pytest
 from laps_plan.plan.setup import LAPS, Question
 from laps_plan.plan.trials import Trials
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.files import read
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.named import Offer, Scale, make
@@ -95,5 +95,5 @@ def test_agents_workload_is_steady_with_few_short_turns() -> None:
 def test_sub_agent_turn_keeps_session_history_cached() -> None:
     turns = [(0.0, 5000, 0), (1.0, 300, 0), (2.0, 100, 5000)]
     jobs = [Job(at, new, cached, 1, continues_stream=True) for at, new, cached in turns]
-    outcome = run(VARIANTS["fcfs"], Trace(jobs), PROFILE, servers=2)
+    outcome = run("fcfs", Trace(jobs), PROFILE, servers=2)
     assert sorted(zip(outcome.record.new, outcome.record.cached, strict=True)) == [(100, 5000), (300, 0), (5000, 0)]

@@ -14,28 +14,32 @@ from laps_plan.sim.group import Assign, GroupBatch, GroupServer, Ranks
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.ranks import Joint
 from laps_plan.sim.request import Request
-from laps_plan.sim.variants import VARIANTS, Variant, run
+from laps_plan.sim.variants import group_policy, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open, Trace
 from laps_plan.traffic.turns import Turn, jobs
+from simulated import p90
 
 PROFILE = Profile.load("h200-deepseek-v3-dp8").with_ranks(4)
 SIZES = mix(uniform(8, 256), log_uniform(1024, 40_000), 0.1)
-GROUPS = {
-    "fcfs": VARIANTS["fcfs"], "hrrn": VARIANTS["hrrn"], "spf": VARIANTS["shortest-prefill-first"],
-    "laps": VARIANTS["laps"], "whole": Variant(laps={"slice_ms": 0.0}),
+GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fcfs": ("fcfs", {}), "hrrn": ("hrrn", {}), "spf": ("shortest-prefill-first", {}), "laps": ("laps", {}),
+    "whole": ("laps", {"slice_ms": 0.0}),
 }  # fmt: skip
+"""Name -> policy, and knobs of LAPS."""
 
 
 def simulate_group(name: str, load: Any, chunk: int = 4 * 8192, **how: Any) -> Outcome:
-    return run(GROUPS[name], load, PROFILE, chunk=chunk, **how)
+    policy, knobs = GROUPS[name]
+    return run(policy, load, PROFILE, chunk=chunk, knobs=knobs, **how)
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_token_is_computed_once_and_every_request_answered(name: str) -> None:
     computed: Counter[int] = Counter()
-    policy = GROUPS[name].ranks(PROFILE, 4 * 2048, {})
+    chosen, knobs = GROUPS[name]
+    policy = group_policy(chosen, PROFILE, 4 * 2048, knobs)
 
     class Devices(Ranks):
         def seconds(self, batch: GroupBatch) -> float:
@@ -62,7 +66,7 @@ def test_lone_request_takes_predicted_time() -> None:
 
 def test_short_requests_do_not_wait_for_long_prompts() -> None:
     load = [Job(0.0, 100_000), *(Job(0.1 + 0.05 * i, 100) for i in range(20))]
-    stock, laps = (simulate_group(name, Trace(load)).groups()["short"].ttft["p90"] for name in ("spf", "laps"))
+    stock, laps = (p90(simulate_group(name, Trace(load)), short=True) for name in ("spf", "laps"))
     assert laps < 0.5 * stock
 
 
@@ -71,7 +75,7 @@ def test_overlap_loop_increases_mean_ttft() -> None:
     plain, overlapped = (
         simulate_group("whole", load, overlap=overlap) for load, overlap in zip(loads, (False, True), strict=True)
     )
-    assert overlapped.groups()["all"].ttft["mean"] > 1.1 * plain.groups()["all"].ttft["mean"]
+    assert sum(overlapped.record.ttft) > 1.1 * sum(plain.record.ttft)
 
 
 def test_session_turns_stay_at_dp_rank_with_history() -> None:
@@ -85,7 +89,9 @@ def test_session_turns_stay_at_dp_rank_with_history() -> None:
             super().add(rank, request, now)
 
     events = Events()
-    server = GroupServer("one", Watched(PROFILE, 8192), Ranks(PROFILE), events, Assign(4))
+    server = GroupServer(
+        "one", Watched(PROFILE, 8192, guard=0.15, slice_s=0.0, overhead=0.25), Ranks(PROFILE), events, Assign(4)
+    )
     outcome = simulate(Trace(jobs([(0.001 * i, turns) for i in range(8)])), Single([server]), events)
     assert len(outcome.record) == 24
     assert all(len(ranks) == 1 for ranks in at.values())

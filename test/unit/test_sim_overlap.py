@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Closed, Open, Trace
-from simulated import CHUNK, HOST_PROFILE, MIX
+from simulated import CHUNK, HOST_PROFILE, MIX, WAYS
 
 # A step takes 10 ms plus 0.1 ms per token; the host 3 ms from decision to step, 1 ms from result to decision.
 STEPS = Profile(
@@ -21,7 +21,7 @@ STEPS = Profile(
 
 def ttft_ms(jobs: list[Job], name: str = "fcfs", profile: Profile = STEPS, **how: object) -> list[float]:
     """Return the TTFT of each job (ms), in order of arrival."""
-    record = run(VARIANTS[name], Trace(jobs), profile, chunk=1000, overlap=True, **how).record  # type: ignore[arg-type]
+    record = run(name, Trace(jobs), profile, chunk=1000, overlap=True, **how).record  # type: ignore[arg-type]
     return [round(1e3 * t, 1) for _, t in sorted(zip(record.at, record.ttft, strict=True))]
 
 
@@ -30,7 +30,8 @@ def ttft_ms(jobs: list[Job], name: str = "fcfs", profile: Profile = STEPS, **how
 def test_every_request_is_answered_once(name: str, ahead: bool) -> None:
     profile = replace(HOST_PROFILE, ahead=ahead, launch_s=2e-3, slices_launch_s=8e-3, layers=20)
     for workload in (Open(MIX, 30.0, 1000, seed=3), Closed(MIX, 16, 600, seed=4)):
-        outcome = run(VARIANTS[name], workload, profile, chunk=CHUNK, overlap=True)
+        policy, knobs = WAYS[name]
+        outcome = run(policy, workload, profile, chunk=CHUNK, knobs=knobs, overlap=True)
         assert len(outcome.record) == outcome.sent
         assert outcome.busy_s[0] <= outcome.seconds
 
@@ -42,7 +43,7 @@ def test_overlap_adds_no_time_to_lone_request() -> None:
 def test_host_time_between_steps_is_hidden() -> None:
     jobs = [Job(0.0, 3000)]
     assert ttft_ms(jobs) == [3.0 + 3 * 110.0], "three chunks"
-    without = run(VARIANTS["fcfs"], Trace(jobs), STEPS, chunk=1000).record.ttft[0]
+    without = run("fcfs", Trace(jobs), STEPS, chunk=1000).record.ttft[0]
     assert 1e3 * without == pytest.approx(3 * (3.0 + 110.0) + 2 * 1.0)
 
 

@@ -15,7 +15,7 @@ from laps_core.policy.fairness import LATE, Guard
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Paused, Waiting
 from laps_plan.profile import Profile
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Trace
@@ -101,7 +101,7 @@ def test_deadlines_raise_attainment_in_overload() -> None:
     objective = {job.at_s: job.slo_s or 0.0 for job in rows}
 
     def met(jobs: list[Job]) -> float:
-        record = run(VARIANTS["laps"], Trace(jobs), Profile.load("h200-qwen3-8b")).record
+        record = run("laps", Trace(jobs), Profile.load("h200-qwen3-8b")).record
         assert len(record) == len(rows), "nobody is left behind"
         return sum(t <= objective[at] for at, t in zip(record.at, record.ttft, strict=True)) / len(rows)
 

@@ -103,5 +103,5 @@ def _curve(sample: Sample, kind: str) -> list[float]:
 def host(profile: Profile, factor: float) -> Profile:
     """Return the profile with all host times multiplied by ``factor``."""
     launches = ("launch_s", "slices_launch_s")
-    names = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s", *launches)
+    names = ("front_s", "front_token_s", "poll_s", "step_host_s", "reply_s", *launches)
     return replace(profile, **{name: factor * getattr(profile, name) for name in names})

@@ -14,7 +14,7 @@ from laps_plan.plan.figures import PARTS, Change, Figures, Sample, warm_s
 from laps_plan.plan.setup import Question, Setup
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
-from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.sim.variants import run
 from laps_plan.traffic.given import Traffic, stretched
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 from laps_plan.traffic.streams import Trace, chain_conversations
@@ -72,7 +72,7 @@ class Trials:
         # If all requests arrive at once, stock fcfs runs only full chunks: no other order does more.
         waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
         jobs = [replace(job, at_s=0.0, after=None, continues_stream=False) for job in waiting]
-        outcome = run(VARIANTS["fcfs"], Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
+        outcome = run("fcfs", Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
         self.capacity = len(jobs) / outcome.seconds
 
     @property
@@ -139,7 +139,7 @@ class Trials:
 
     def _run(self, setup: Setup, jobs: Sequence[Job], asked: Question, until_s: float = math.inf) -> Sample:
         outcome = run(
-            VARIANTS[setup.policy],
+            setup.policy,
             Trace(jobs),
             asked.profile,
             servers=asked.servers,

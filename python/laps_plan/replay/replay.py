@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from laps_core.length import CLASSES
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Floats, lone_s
 from laps_plan.sim.stock import POLICIES
-from laps_plan.sim.variants import Variant, run
+from laps_plan.sim.variants import LAPS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.recording import Head, Recorded, Recording
 from laps_plan.traffic.streams import Trace
@@ -110,23 +110,16 @@ def _chunk(head: Head) -> int | None:
     return head.chunk if head.chunk < UNLIMITED else None
 
 
-def replay(
-    recording: Recording,
-    wanted: Sequence[Policy] | None = None,
-    tell: Callable[[str], None] = lambda name: None,
-) -> list[Replayed]:
-    """Simulate the recording under the `wanted` policies; None = all ``policies``. `tell`: called before each policy.
+def replay(recording: Recording, wanted: Sequence[Policy] | None = None) -> list[Replayed]:
+    """Simulate the recording under the `wanted` policies; None = all ``policies``.
 
     Raises ValueError (one line) if the recording has too few requests, or its knobs are unknown.
     """
     if len(recording.requests) < FEWEST:
         raise ValueError(f"{len(recording.requests)} requests in the recording: at least {FEWEST} are needed")
     config, profile = config_of(recording), profile_of(recording)
-    found = []
-    for policy in policies(config) if wanted is None else wanted:
-        tell(policy.name)
-        found.append(Replayed(policy, _ttft_ms(recording, policy, profile)))
-    return found
+    wanted = policies(config) if wanted is None else wanted
+    return [Replayed(policy, _ttft_ms(recording, policy, profile)) for policy in wanted]
 
 
 def _ttft_ms(recording: Recording, policy: Policy, profile: Profile) -> Floats:
@@ -135,9 +128,7 @@ def _ttft_ms(recording: Recording, policy: Policy, profile: Profile) -> Floats:
     knobs = dict(policy.knobs) if head.layers or policy.stock else {**policy.knobs, "slice_ms": 0.0}
     for rank in sorted({r.rank for r in requests}):
         jobs = sorted((_job(i, r) for i, r in enumerate(requests) if r.rank == rank), key=lambda job: job.at_s)
-        outcome = run(
-            Variant(policy.stock), Trace(jobs), profile, chunk=_chunk(head), knobs=knobs, overlap=head.overlap
-        )
+        outcome = run(policy.stock or LAPS, Trace(jobs), profile, chunk=_chunk(head), knobs=knobs, overlap=head.overlap)
         record = outcome.record
         for i, ttft_s in zip(record.client, record.ttft, strict=True):
             found[i] += 1e3 * ttft_s

@@ -73,7 +73,7 @@ class Server:
         self._following: Batch | None = None
         """Batch launched behind the running batch."""
         self._has_front = p.front_s > 0.0 or p.front_token_s > 0.0
-        self._step_host_s, self._request_host_s, self._reply_s = p.step_host_s, p.request_host_s, p.reply_s
+        self._step_host_s, self._reply_s = p.step_host_s, p.reply_s
         self._events = events
         self._front_free = 0.0
         self._running = False
@@ -113,7 +113,7 @@ class Server:
         if self._overlap:
             self._events.at(self.scheduler.decision_time_s(launched + self._poll_s, batch), self._decide, batch)
         else:
-            self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
+            self._events.at(batch.end, self._done, batch)
 
     def _launch(self, now: float, batch: Batch, behind: float = 0.0) -> float:
         """Give the batch to the device, which is busy until `behind`. Return the time at which the host has launched
@@ -136,7 +136,7 @@ class Server:
         if decision.__class__ is Batch:
             self._following = decision  # type: ignore[assignment]
             now = self._launch(now, decision, batch.end)  # type: ignore[arg-type]
-        self._events.at(max(now, batch.end) + self._request_host_s * len(batch.parts), self._done, batch)
+        self._events.at(max(now, batch.end), self._done, batch)
 
     def _done(self, now: float, batch: Batch) -> None:
         if self.meter is not None:
@@ -239,5 +239,5 @@ def simulate(
     profile = servers[0].device.profile
     return Outcome(
         record, profile, chunk, max(last - first, 1e-12), [s.busy_s for s in servers],
-        sum(s.batches for s in servers), sent, list(fleet.moves), left,
+        sum(s.batches for s in servers), sent, list(fleet.moves),
     )  # fmt: skip

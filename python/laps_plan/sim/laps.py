@@ -23,10 +23,8 @@ from laps_plan.sim.request import Batch, Request, Sliced
 
 class Laps:
     """Two queues and the pacer. ``chunk``: token budget of a batch, None = unlimited. ``memory``: None = unlimited.
-
-    ``learn``: the pacer's latency model is fitted to simulated steps, not taken from the profile. ``device``: gives the
-    time of a batch that runs in slices; None = no slices.
-    """
+    ``device``: gives the time of a batch that runs in slices. ``learn``: the pacer's latency model is fitted to
+    simulated steps, not taken from the profile."""
 
     def __init__(
         self,
@@ -34,16 +32,15 @@ class Laps:
         chunk: int | None,
         model: LatencyModel,
         *,
+        device: Device,
         learn: bool = False,
-        device: Device | None = None,
         memory: Memory | None = None,
     ) -> None:
-        self._layers = device.profile.layers if device is not None and config.slice_ms else 0
+        self._layers = device.profile.layers if config.slice_ms else 0
         self.pacer = pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
-        if self._layers and device is not None:
+        if self._layers:
             self.pacer.sizes.launch_s = device.profile.slices_launch_s
-        if device is not None:
-            self.pacer.sizes.record_launch_time(device.profile.launch_s + device.profile.step_host_s)
+        self.pacer.sizes.record_launch_time(device.profile.launch_s + device.profile.step_host_s)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -56,7 +53,7 @@ class Laps:
         self._short: deque[Request] = deque()
         self._long: list[Request] = []
         self._under_way: list[Sliced] = []
-        self._ahead = device is not None and device.profile.ahead
+        self._ahead = device.profile.ahead
         self._in_pause = False
         """True if a slice has just ended and its batch has more slices."""
         self._next_after_slice: Batch | None = None
@@ -80,7 +77,6 @@ class Laps:
             self._long.append(request)
 
     def next(self, now: float) -> Batch | float | None:
-        """See stock.Scheduler."""
         pacer, under_way = self.pacer, self._under_way
         if self._next_after_slice is not None:
             then, self._next_after_slice = self._next_after_slice, None
@@ -167,7 +163,7 @@ class Laps:
         batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
         self.pacer.record_launch(now, batch.running, plan)
         batch.sliced_batch = None
-        if cls == LONG and plan.long.layers and self._device is not None:
+        if cls == LONG and plan.long.layers:
             whole_s = self._device.seconds(batch)
             each_s = whole_s / self._layers * plan.long.layers / plan.long.parts
             slices = self._device.profile.slices(whole_s, shape, each_s)
@@ -199,7 +195,6 @@ class Laps:
         return self.pacer.decision_time_s(now, [running])
 
     def finished(self, batch: Batch, now: float) -> None:
-        """See stock.Scheduler."""
         sliced: Sliced | None = batch.sliced_batch
         self._in_pause = sliced is not None and sliced.left > 0
         running = batch.running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -49,19 +48,6 @@ class Record:
 
 
 @dataclass
-class Group:
-    """Figures of one class of requests, or of all requests. Times in seconds."""
-
-    requests: int
-    ttft: dict[str, float] = field(default_factory=dict)
-    """p50, p90, p99, mean."""
-    slowdown: dict[str, float] = field(default_factory=dict)
-    """Ratio of TTFT to the TTFT of the same request alone: p50, p90."""
-    within: float | None = None
-    """Goodput: share whose TTFT was within the SLO (0..1); None = no SLO given."""
-
-
-@dataclass
 class Outcome:
     """Outcome of one simulation."""
 
@@ -77,8 +63,6 @@ class Outcome:
     """Requests that arrived."""
     moves: list[tuple[float, str, str]] = field(default_factory=list)
     """(time, instance, new pool of the instance)."""
-    left: int = 0
-    """Requests not answered when the simulation was ended."""
 
     @property
     def rate(self) -> float:
@@ -99,47 +83,12 @@ class Outcome:
         ]
         return steady(asked, clients, *self.steady_span())
 
-    @property
-    def utilisation(self) -> float:
-        """Busy share of the devices (0..1)."""
-        return sum(self.busy_s) / len(self.busy_s) / self.seconds if self.seconds else 0.0
 
-    def groups(
-        self, threshold: int = 256, slo_s: float | Callable[[str], float] | None = None, warm: float = 0.0
-    ) -> dict[str, Group]:
-        """Return figures of all requests, of the short (at most ``threshold`` new tokens) and of the long requests.
-
-        ``warm``: first share of the time, which is not counted (0..1).
-        """
-        new, at = self._column("new"), self._column("at")
-        begin = at.min() + warm * (at.max() - at.min()) if len(at) else 0.0
-        counted = at >= begin
-        masks = {"all": counted, "short": counted & (new <= threshold), "long": counted & (new > threshold)}
-        return {name: self._group(mask, slo_s(name) if callable(slo_s) else slo_s) for name, mask in masks.items()}
-
-    def _group(self, mask: NDArray[np.bool_], slo_s: float | None) -> Group:
-        n = int(mask.sum())
-        if n == 0:
-            return Group(0)
-        ttft = self._column("ttft")[mask]
-        lone = lone_s(self.profile, self._column("new")[mask], self._column("cached")[mask], self.chunk)
-        slow = ttft / lone
-        return Group(
-            n,
-            {**quantiles(ttft), "mean": float(ttft.mean())},
-            quantiles(slow, (50, 90)),
-            None if slo_s is None else float((ttft <= slo_s).mean()),
-        )
-
-    def _column(self, name: str) -> Floats:
-        return np.frombuffer(getattr(self.record, name), dtype=float if name in ("at", "ttft", "wait") else np.int64)
-
-
-def quantiles(values: Floats, of: Sequence[int] = QUANTILES) -> dict[str, float]:
-    """Return the quantiles at these percentages, as "p50" and so on; empty without values."""
+def quantiles(values: Floats) -> dict[str, float]:
+    """Return p50, p90 and p99; empty without values."""
     if not len(values):
         return {}
-    return {f"p{q}": float(v) for q, v in zip(of, np.percentile(values, of), strict=True)}
+    return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True)}
 
 
 def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
@@ -155,7 +104,7 @@ def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     device = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * read + steps * (c.per_request + c.fixed)
     device += c.linear * np.maximum(0, c.flat - (new - (steps - 1) * (chunk or 0)))  # padding of the last step
     host = profile.front_s + profile.front_token_s * (new + cached) + profile.reply_s
-    return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s
+    return device + host + steps * profile.step_host_s + (steps - 1) * profile.poll_s
 
 
 def _lone_in_group(profile: Profile, group: GroupCost, new: Any, cached: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
 from laps_core.group.planner import GroupPlanner
@@ -25,15 +24,12 @@ class PerRank:
 
     @property
     def waiting_tokens(self) -> int:
-        """See GroupPolicy."""
         return sum(rank.waiting_tokens for rank in self._ranks)
 
     def add(self, rank: int, request: Request, now: float) -> None:
-        """See GroupPolicy."""
         self._ranks[rank].add(request, now)
 
     def next(self, now: float) -> GroupBatch | float | None:
-        """See GroupPolicy."""
         said = [rank.next(now) for rank in self._ranks]
         batches = [b if isinstance(b, Batch) else Batch([], []) for b in said]
         if any(b.parts for b in batches):
@@ -41,7 +37,6 @@ class PerRank:
         return None
 
     def finished(self, batch: GroupBatch, now: float) -> None:
-        """See GroupPolicy."""
         for rank, own in zip(self._ranks, batch.policy_step, strict=True):
             if own.parts:
                 own.begin, own.end = batch.begin, batch.end
@@ -64,15 +59,7 @@ class _Step:
 class Joint:
     """LAPS's joint plan, made by the code that the ranks of a server run."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        chunk: int,
-        *,
-        guard: float = LapsConfig.guard,
-        slice_s: float = 0.0,
-        overhead: float = LapsConfig.preempt_overhead,
-    ) -> None:
+    def __init__(self, profile: Profile, chunk: int, *, guard: float, slice_s: float, overhead: float) -> None:
         """``chunk``: maximum new tokens of a rank's batch. ``slice_s``: approximate time of a slice (seconds), after
         which other steps can preempt; 0 = steps run whole. ``guard``, ``overhead``: see ``GroupPlanner``."""
         cost = profile.group_with_host
@@ -92,7 +79,6 @@ class Joint:
         self.waiting_tokens = 0
 
     def add(self, rank: int, request: Request, now: float) -> None:
-        """See GroupPolicy."""
         prompt = Prompt.of(self._cost, request.left, request.history, now, self._chunk)
         self._planners[rank].count_arrival(prompt.weight)
         self._waiting[rank].append((request, prompt))
@@ -100,7 +86,6 @@ class Joint:
         self._fresh = True
 
     def next(self, now: float) -> GroupBatch | float | None:
-        """See GroupPolicy."""
         slices = self._planners[0].slices
         following, self._following = self._following, None
         if slices is None or following is not None or not self._under_way:
@@ -159,7 +144,6 @@ class Joint:
         return GroupBatch(step.batch.parts, ending, step.slice_s, continues_step, step)
 
     def finished(self, batch: GroupBatch, now: float) -> None:
-        """See GroupPolicy."""
         step: _Step | None = batch.policy_step
         if step is None:
             return

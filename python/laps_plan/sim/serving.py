@@ -16,14 +16,13 @@ from laps_plan.sim.decoding import DecodeOnly, DecodingServer, Disaggregated, Pr
 from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, simulate
 from laps_plan.sim.fleet import LeastLoad, Plain, Single
-from laps_plan.sim.laps import Laps
 from laps_plan.sim.metrics import Floats, Outcome
-from laps_plan.sim.stock import POLICIES, Scheduler
+from laps_plan.sim.stock import Scheduler
 from laps_plan.sim.streams import Tokens
+from laps_plan.sim.variants import LAPS, scheduler
 from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.streams import Stream
 
-LAPS = "laps"
 LATE_TOKENS = 0.01
 """Share of an answer's tokens that may come late."""
 
@@ -42,11 +41,9 @@ class Serving:
     prefill: int = 0
     """Number of servers that only prefill, while the others only decode; 0 = each server does both."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs of LAPS."""
 
     @property
     def name(self) -> str:
-        """Name of the setting in tables."""
         said = [self.policy] if self.policy == LAPS and self.chunk == 8192 else [f"{self.policy}, {self.chunk}"]
         said += [f"interval {self.interval}"] if self.interval else []
         said += ["mixed"] if self.mixed else []
@@ -62,14 +59,10 @@ class Serving:
         return " ".join([*said, *LapsConfig.as_arguments(self.knobs)])
 
     def scheduler(self, device: Device) -> Scheduler:
-        """Return the scheduler of a new server."""
-        config = LapsConfig(**self.knobs) if self.policy == LAPS else None
         if self.prefill:
-            if config is not None:
-                return Laps(config, self.chunk, device.profile.model(), device=device)
-            return POLICIES[self.policy](self.chunk)
-        if config is not None:
-            return LapsColocated(config, self.chunk, device.profile.model(), device)
+            return scheduler(self.policy, self.chunk, device, self.knobs)
+        if self.policy == LAPS:
+            return LapsColocated(LapsConfig(**self.knobs), self.chunk, device.profile.model(), device)
         return StockColocated(self.policy, self.chunk, device, interval=self.interval, mixed=self.mixed)
 
 
@@ -87,7 +80,6 @@ class Answers:
 
     @property
     def rate(self) -> float:
-        """Return the answers per second."""
         return len(self.at) / self.outcome.seconds
 
     @property
@@ -104,16 +96,14 @@ class Answers:
         return first & (tokens_late <= LATE_TOKENS * (self.output - 1))
 
 
-def serve(
-    serving: Serving, workload: Stream, profile: Profile, servers: int = 1, *, seed: int = 0, warm_s: float = 0.0
-) -> Answers:
+def serve(serving: Serving, workload: Stream, profile: Profile, servers: int = 1, *, warm_s: float = 0.0) -> Answers:
     """Simulate one setting. ``servers``: number of devices. ``warm_s``: earlier requests are served and not counted.
 
     Raises ValueError (one line) if the profile has no cost of decode steps.
     """
     profile.decode_s(1, 1)
     events = Events()
-    devices = [Device(profile, seed=seed * 1009 + i) for i in range(servers)]
+    devices = [Device(profile, seed=i) for i in range(servers)]
     fleet: Plain
     if serving.prefill:
         split = serving.prefill

@@ -1,9 +1,8 @@
-"""Compared variants, by name, and construction of a fleet of one variant."""
+"""Policies by name, and the simulation of servers with one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from laps_core.config import LapsConfig
@@ -26,58 +25,31 @@ from laps_plan.traffic.streams import Stream
 
 POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
 """Policies of stock servers, and policies proposed for them."""
+LAPS = "laps"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Scheduling of each server. ``policy``: a stock policy; None: LAPS with the knobs in ``laps``."""
-
-    policy: str | None = None
-    laps: Mapping[str, Any] = field(default_factory=dict)
-
-    def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
-        """Return the knobs of LAPS; ``more`` overrides the variant's own."""
-        return LapsConfig(**{**self.laps, **more})
-
-    def scheduler(
-        self, chunk: int | None, device: Device, more: Mapping[str, Any], memory: Memory | None = None
-    ) -> Scheduler:
-        """Return a new scheduler; ``more``: further knobs of LAPS. ``memory``: limits LAPS only, not stock policies."""
-        if self.policy is not None:
-            return POLICIES[self.policy](chunk)
-        return Laps(self.knobs(more), chunk, device.profile.model(), device=device, memory=memory)
-
-    def ranks(self, profile: Profile, chunk: int | None, more: Mapping[str, Any]) -> GroupPolicy:
-        """Return a new policy for a group of data-parallel attention ranks."""
-        assert profile.group is not None
-        if self.policy is None:
-            knobs = self.knobs(more)
-            return Joint(
-                profile,
-                RANK_CHUNK,
-                guard=knobs.guard,
-                slice_s=slice_s_of(knobs.slice_ms),
-                overhead=knobs.preempt_overhead,
-            )
-        ranks = profile.group.ranks
-        return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK)
+def scheduler(
+    policy: str, chunk: int | None, device: Device, knobs: Mapping[str, Any], memory: Memory | None = None
+) -> Scheduler:
+    """Return a new scheduler: one of POLICIES, or LAPS with these knobs. ``memory``: limits LAPS only."""
+    if policy == LAPS:
+        return Laps(LapsConfig(**knobs), chunk, device.profile.model(), device=device, memory=memory)
+    return POLICIES[policy](chunk)
 
 
-VARIANTS: dict[str, Variant] = {
-    "fcfs": Variant("fcfs"),
-    "hrrn": Variant("hrrn"),
-    "shortest-prefill-first": Variant("shortest-prefill-first"),
-    "several": Variant("several"),
-    "interleaved": Variant("interleaved"),
-    "preflow": Variant("preflow"),
-    "paper": Variant(laps={"preset": "paper"}),
-    "dual": Variant(laps={"wait_window_ms": 0.0}),
-    "laps": Variant(),
-}
+def group_policy(policy: str, profile: Profile, chunk: int | None, knobs: Mapping[str, Any]) -> GroupPolicy:
+    """Return a new policy for a group of data-parallel attention ranks."""
+    assert profile.group is not None
+    if policy == LAPS:
+        c = LapsConfig(**knobs)
+        slice_s = slice_s_of(c.slice_ms)
+        return Joint(profile, RANK_CHUNK, guard=c.guard, slice_s=slice_s, overhead=c.preempt_overhead)
+    ranks = profile.group.ranks
+    return PerRank(ranks, policy, max(1, chunk // ranks) if chunk else RANK_CHUNK)
 
 
 def run(
-    variant: Variant,
+    policy: str,
     workload: Stream,
     profile: Profile,
     *,
@@ -91,45 +63,30 @@ def run(
     overlap: bool = False,
     memory: tuple[int, float] | None = None,
 ) -> Outcome:
-    """Simulate ``workload`` on ``servers`` servers of one variant behind ``router`` (one server needs none).
+    """Simulate ``workload`` on ``servers`` servers behind ``router`` (one server needs none).
 
-    With data-parallel attention ranks, stock policies divide ``chunk`` among the ranks, as SGLang does; LAPS uses
-    RANK_CHUNK. ``overlap``: with the overlap loop. ``memory``: arguments of ``Memory``; None = unlimited.
+    ``policy`` is one of POLICIES, or LAPS with ``knobs``. With data-parallel attention ranks, stock policies divide
+    ``chunk`` among the ranks, as SGLang does; LAPS uses RANK_CHUNK. ``overlap``: with SGLang's overlap loop.
+    ``memory``: arguments of ``Memory``; None = unlimited.
     """
-    events = Events()
-    made: list[Server]
-    if profile.group is not None:
-        made = [
-            GroupServer(
-                f"http://p{i}",
-                variant.ranks(profile, chunk, knobs or {}),
-                Ranks(profile),
-                events,
-                Assign(profile.group.ranks),
-                overlap=overlap,
-            )
-            for i in range(servers)
-        ]
-    else:
-        meter = router == "pools" and servers > 1
-        devices = [Device(profile, seed=seed * 1009 + i) for i in range(servers)]
-        made = [
-            Server(
-                f"http://p{i}",
-                variant.scheduler(chunk, device, knobs or {}, Memory(*memory) if memory else None),
-                device,
-                events,
-                meter=meter,
-                overlap=overlap,
-            )
-            for i, device in enumerate(devices)
-        ]
+    events, knobs = Events(), knobs or {}
+    made: list[Server] = []
+    for i in range(servers):
+        name = f"http://p{i}"
+        if profile.group is not None:
+            joint = group_policy(policy, profile, chunk, knobs)
+            made.append(GroupServer(name, joint, Ranks(profile), events, Assign(profile.group.ranks), overlap=overlap))
+        else:
+            device = Device(profile, seed=seed * 1009 + i)
+            own = scheduler(policy, chunk, device, knobs, Memory(*memory) if memory else None)
+            meter = router == "pools" and servers > 1
+            made.append(Server(name, own, device, events, meter=meter, overlap=overlap))
     fleet: Plain
     if servers == 1:
         fleet = Single(made)
     elif router == "pools":
         fleet = Pooled(made, alloc or AllocConfig(), events)
     else:
-        simple: dict[str, Callable[[list[Server]], Plain]] = {"round-robin": RoundRobin, "least-load": LeastLoad}
-        fleet = simple[router](made)
+        plain: dict[str, type[Plain]] = {"round-robin": RoundRobin, "least-load": LeastLoad}
+        fleet = plain[router](made)
     return simulate(workload, fleet, events, chunk=chunk, until_s=until_s)

@@ -87,14 +87,12 @@ class Open:
     follows: bool = False
 
     def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
         rng = random.Random(self.seed)
         sizes = self.sizes
         for i, at in enumerate(self._poisson(rng) if self.burst <= 1.0 else self._bursts(rng)):
             yield Job(at, sizes(rng), number=i)
 
     def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
         return None
 
     def _poisson(self, rng: random.Random) -> Iterator[float]:
@@ -122,26 +120,18 @@ class Trace:
     """Given jobs. A job with ``after`` comes a pause after the answer to that job, but not before its own time."""
 
     rows: Sequence[Job]
-    slo_s: float | None = None
     _waiting: dict[int, Job] = field(init=False, default_factory=dict)
 
     @property
     def follows(self) -> bool:
-        """See Stream."""
         return any(job.after is not None for job in self.rows)
 
     def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
         # An answer can come long before its follower's place in the list.
-        self._waiting = {row.after: self._job(i) for i, row in enumerate(self.rows) if row.after is not None}
-        return (self._job(i) for i, row in enumerate(self.rows) if row.after is None)
-
-    def _job(self, i: int) -> Job:
-        row = self.rows[i]
-        return replace(row, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
+        self._waiting = {row.after: replace(row, number=i) for i, row in enumerate(self.rows) if row.after is not None}
+        return (replace(row, number=i) for i, row in enumerate(self.rows) if row.after is None)
 
     def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
         following = self._waiting.pop(job.number, None)
         return None if following is None else replace(following, at_s=max(now + following.pause_s, following.at_s))
 
@@ -157,20 +147,17 @@ class Closed:
     clients: int
     n: float
     seed: int = 0
-    slo_s: float | None = None
     follows: bool = True
     _rngs: list[random.Random] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)
 
     def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
         # Each client has its own random lengths, so that its requests do not depend on the order of answers.
         self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.clients)]
         first = [self._next(0.0, i) for i in range(int(min(self.clients, self.n)))]
         return iter(sorted(first, key=lambda job: job.at_s))
 
     def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
         return self._next(now, job.client) if self._sent < self.n else None
 
     def _next(self, now: float, client: int) -> Job:
@@ -178,4 +165,4 @@ class Closed:
         low, high = TURNAROUND_S
         self._sent += 1
         at = now + low + (high - low) * rng.random()
-        return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
+        return Job(at, self.sizes(rng), client=client, number=self._sent)
