@@ -1,6 +1,6 @@
 """Goodput: the highest rate at which 90% of the requests have their first token within their own objective, simulated.
 
-    python -m benchmark.sim.goodput [--cases 32b] [--scales 0.5 1 2]
+    python -m benchmark.sim.goodput [--cases 32b]
 
 FlowPrefill's metric: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
 and LAPS, with the objectives as deadlines or without.
@@ -9,7 +9,6 @@ and LAPS, with the objectives as deadlines or without.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from laps_plan.sim.variants import run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import Command, Namespace, Parser, Piece, Table, bars, count, positive
+from benchmark.results import Command, Namespace, Parser, Piece, Table, bars, count
 from benchmark.rig import LAPS
 from benchmark.sim.loads import capacity
 
@@ -47,7 +46,6 @@ class Way:
     """Policy of ``laps_plan.sim.variants.run``."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     knows_objectives: bool = False
-    """True if the server knows the objectives."""
     chunk: int = 8192
 
 
@@ -63,7 +61,6 @@ WAYS: dict[str, Way] = {
     "laps": Way(LAPS, knows_objectives=True),
 }
 LIMIT = "limit"
-"""Row of ``Study.limit``."""
 STOCK = tuple(name for name in WAYS if WAYS[name].policy != LAPS)
 CASES = {
     "8b": ("h200-qwen3-8b", "8b"),
@@ -81,14 +78,12 @@ class Study:
     model: str
     requests: int
     seeds: Sequence[int]
-    each: bool = False
-    """True if each task must be in time, not all requests together."""
 
-    def in_time(self, way: Way, rate: float, scale: float) -> float:
-        """Return the share of requests in time (0..1): of all requests, or with ``each``, of the worst task's."""
-        met, due = Counter[float](), Counter[float]()
+    def in_time(self, way: Way, rate: float) -> float:
+        """Return the share of requests in time (0..1)."""
+        met = due = 0
         for seed in self.seeds:
-            rows = tasks.jobs(rate, self.requests, self.model, scale, seed)
+            rows = tasks.jobs(rate, self.requests, self.model, seed)
             begin_s = rows[0].at_s + WARM * (rows[-1].at_s - rows[0].at_s)
             objective_s = {job.at_s: job.slo_s or 0.0 for job in rows if job.at_s >= begin_s}
             jobs = rows if way.knows_objectives else [replace(job, slo_s=None) for job in rows]
@@ -97,63 +92,56 @@ class Study:
                 way.policy, Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,
                 until_s=until_s,
             ).record  # fmt: skip
-            due.update(objective_s.values())
-            for at, ttft in zip(record.at, record.ttft, strict=True):
-                met[objective_s.get(at, 0.0)] += ttft <= objective_s.get(at, 0.0)
-        return min(met[s] / n for s, n in due.items()) if self.each else met.total() / due.total()
+            due += len(objective_s)
+            met += sum(ttft <= objective_s.get(at, 0.0) for at, ttft in zip(record.at, record.ttft, strict=True))
+        return met / due
 
-    def goodput(self, way: Way, scale: float, most: float) -> float:
+    def goodput(self, way: Way, most: float) -> float:
         """Return the goodput (requests/s), between 0 and ``most``, by bisection."""
         good, bad = 0.0, most
         for _ in range(STEPS):
             middle = (good + bad) / 2
-            good, bad = (middle, bad) if self.in_time(way, middle, scale) >= SHARE else (good, middle)
+            good, bad = (middle, bad) if self.in_time(way, middle) >= SHARE else (good, middle)
         return good
 
     def limit(self) -> float:
         """Return the requests/s of a device that computes all requests but the largest, as many as may be late, and
         never idles: no policy has a higher goodput for long."""
-        jobs = tasks.jobs(100.0, MANY, self.model, 1.0, self.seeds[0])
+        jobs = tasks.jobs(100.0, MANY, self.model, self.seeds[0])
         shortest = sorted(jobs, key=lambda job: job.new)[: round(SHARE * len(jobs))]
         return capacity(shortest, self.profile) / SHARE
 
 
 def options(p: Parser) -> None:
-    """Add the options of this command."""
     p.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="factors on the objectives (1)")
     p.add_argument("--requests", type=count, default=1500, help="requests per simulation, about (1500)")
     p.add_argument("--seeds", type=count, default=2)
-    p.add_argument("--each", action="store_true", help="require 90%% of each task, not of all requests")
 
 
 def search(args: Namespace) -> Piece:
-    """Search the goodput of all ways in all cases, at all scales."""
     seeds = range(args.seed, args.seed + args.seeds)
     named = "; ".join(f"{case}: {profile}, objectives of {model}" for case, (profile, model) in CASES.items())
     text = (
-        f"Simulated: {SHARE:.0%} of the requests{' of each task' if args.each else ''} are in time. {args.requests} "
-        f"requests, {args.seeds} seeds; lengths log-normal around the means of the tasks. Limit: a device that never "
-        f"idles computes all requests but the largest {1 - SHARE:.0%}. {named}."
+        f"Simulated: {SHARE:.0%} of the requests are in time. {args.requests} requests, {args.seeds} seeds; lengths "
+        "log-normal around the means of the tasks. Limit: a device that never idles computes all requests but the "
+        f"largest {1 - SHARE:.0%}. {named}."
     )
     piece = Piece("goodput", "Goodput", text, args.seed)
     found: dict[str, dict[str, float]] = {}
     for case in args.cases:
         profile, model = Profile.load(CASES[case][0]), CASES[case][1]
         ways = [name for name in WAYS if profile.group is None or name in (*STOCK, LAPS)]
-        study = Study(profile, model, args.requests, seeds, args.each)
+        study = Study(profile, model, args.requests, seeds)
         limit = study.limit()
-        for scale in args.scales:
-            head = case if scale == 1.0 else f"{case}, objectives x {scale:g}"
-            with ProcessPoolExecutor() as pool:
-                searches = {n: pool.submit(study.goodput, WAYS[n], scale, MOST * limit) for n in ways}
-            rates = {name: one.result() for name, one in searches.items()}
-            found[head] = {LIMIT: limit, **rates}
-            args.say(f"{head}: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))
-            best = max(STOCK, key=lambda name: rates[name])
-            for name, bar in ((best, bars.GOODPUT), ("s-edf", bars.GOODPUT_ORDER)):
-                if rates.get(name):
-                    piece.judge(f"{head}: goodput, laps / {name}", rates[LAPS] / rates[name], bar)
+        with ProcessPoolExecutor() as pool:
+            searches = {n: pool.submit(study.goodput, WAYS[n], MOST * limit) for n in ways}
+        rates = {name: one.result() for name, one in searches.items()}
+        found[case] = {LIMIT: limit, **rates}
+        args.say(f"{case}: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))
+        best = max(STOCK, key=lambda name: rates[name])
+        for name, bar in ((best, bars.GOODPUT), ("s-edf", bars.GOODPUT_ORDER)):
+            if rates.get(name):
+                piece.judge(f"{case}: goodput, laps / {name}", rates[LAPS] / rates[name], bar)
     rows = [(name, *(f"{of[name]:.1f}" if name in of else "" for of in found.values())) for name in (LIMIT, *WAYS)]
     piece.tables, piece.data = [Table("Goodput", ("requests/s", *found), rows)], found
     return piece

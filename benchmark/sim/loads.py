@@ -175,8 +175,8 @@ def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
 def _of_tasks(share: float, name: str, requests: int, seed: int) -> Sequence[Job]:
     """Return FlowPrefill's tasks at a share of stock fcfs's capacity."""
     model = "32b" if "32b" in name else "8b"
-    rate = capacity(tasks.jobs(100.0, SAMPLE, model, 1.0, seed), Profile.load(name))
-    return tasks.jobs(share * rate, requests, model, 1.0, seed)
+    rate = capacity(tasks.jobs(100.0, SAMPLE, model, seed), Profile.load(name))
+    return tasks.jobs(share * rate, requests, model, seed)
 
 
 def _of_ranks(name: str, seed: int) -> Sequence[Job]:

@@ -97,7 +97,7 @@ def test_late_oldest_prompt_gets_smaller_guard_share() -> None:
 
 def test_deadlines_raise_attainment_in_overload() -> None:
     """Overload with equal requests: if deadlines are known, requests that miss them do not delay others."""
-    rows = tasks.jobs(32.0, 800, "8b", 1.0, 1)
+    rows = tasks.jobs(32.0, 800, "8b", 1)
     objective = {job.at_s: job.slo_s or 0.0 for job in rows}
 
     def met(jobs: list[Job]) -> float:

@@ -36,13 +36,13 @@ OBJECTIVES_S = {
 """Objective for the time to first token of each task, by model size (seconds); for 32B half of that for 70B."""
 
 
-def jobs(rate: float, count: int, model: str, scale: float, seed: int) -> list[Job]:
-    """Return about ``count`` requests at ``rate`` per second, with deadlines of ``scale`` times the objectives."""
+def jobs(rate: float, count: int, model: str, seed: int) -> list[Job]:
+    """Return about ``count`` requests at ``rate`` per second, with their objectives as deadlines."""
     rng = random.Random(seed)
     found = []
     for at in poisson(rate, count / rate, rng):
         (i,) = rng.choices(range(len(TASKS)), [task.share for task in TASKS])
         drawn = rng.lognormvariate(math.log(TASKS[i].tokens) - SPREAD**2 / 2, SPREAD)
         new = min(LONGEST, max(1, round(drawn)))
-        found.append(Job(at, new, slo_s=scale * OBJECTIVES_S[model][i]))
+        found.append(Job(at, new, slo_s=OBJECTIVES_S[model][i]))
     return found
