@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from laps_core.config import LapsConfig
 from laps_plan.profile import Profile
 from laps_plan.sim.engine import Events, simulate
 from laps_plan.sim.fleet import Single
@@ -89,9 +90,7 @@ def test_session_turns_stay_at_dp_rank_with_history() -> None:
             super().add(rank, request, now)
 
     events = Events()
-    server = GroupServer(
-        "one", Watched(PROFILE, 8192, guard=0.15, slice_s=0.0, overhead=0.25), Ranks(PROFILE), events, Assign(4)
-    )
+    server = GroupServer("one", Watched(PROFILE, LapsConfig(slice_ms=0.0)), Ranks(PROFILE), events, Assign(4))
     outcome = simulate(Trace(jobs([(0.001 * i, turns) for i in range(8)])), Single([server]), events)
     assert len(outcome.record) == 24
     assert all(len(ranks) == 1 for ranks in at.values())

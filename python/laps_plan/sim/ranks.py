@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.prompt import Prompt
+from laps_core.group.slices import slice_s_of
 
 from laps_plan.profile import Profile
 from laps_plan.sim.group import GroupBatch, Parts
+from laps_plan.sim.metrics import RANK_CHUNK
 from laps_plan.sim.request import Batch, Request
 from laps_plan.sim.stock import POLICIES, Stock
 
@@ -59,16 +62,14 @@ class _Step:
 class Joint:
     """LAPS's joint plan, made by the code that the ranks of a server run."""
 
-    def __init__(self, profile: Profile, chunk: int, *, guard: float, slice_s: float, overhead: float) -> None:
-        """``chunk``: maximum new tokens of a rank's batch. ``slice_s``: approximate time of a slice (seconds), after
-        which other steps can preempt; 0 = steps run whole. ``guard``, ``overhead``: see ``GroupPlanner``."""
+    def __init__(self, profile: Profile, config: LapsConfig) -> None:
         cost = profile.group_with_host
         assert cost is not None
-        self._cost, self._chunk, self._host_s = cost, chunk, profile.step_host_s
-        layers = profile.layers if slice_s else None
-        ranks = range(cost.ranks)
+        self._cost, self._host_s = cost, profile.step_host_s
+        guard, overhead, slice_s = config.guard, config.preempt_overhead, slice_s_of(config.slice_ms)
+        layers, ranks = profile.layers if slice_s else None, range(cost.ranks)
         self._planners = [
-            GroupPlanner(cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead)
+            GroupPlanner(cost, chunk=RANK_CHUNK, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead)
             for _ in ranks
         ]
         self._waiting: list[list[tuple[Request, Prompt]]] = [[] for _ in ranks]
@@ -79,7 +80,7 @@ class Joint:
         self.waiting_tokens = 0
 
     def add(self, rank: int, request: Request, now: float) -> None:
-        prompt = Prompt.of(self._cost, request.left, request.history, now, self._chunk)
+        prompt = Prompt.of(self._cost, request.left, request.history, now, RANK_CHUNK)
         self._planners[rank].count_arrival(prompt.weight)
         self._waiting[rank].append((request, prompt))
         self.waiting_tokens += request.left

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.group.slices import slice_s_of
 from laps_core.pools.config import AllocConfig
 
 from laps_plan.profile import Profile
@@ -41,9 +40,7 @@ def group_policy(policy: str, profile: Profile, chunk: int | None, knobs: Mappin
     """Return a new policy for a group of data-parallel attention ranks."""
     assert profile.group is not None
     if policy == LAPS:
-        c = LapsConfig(**knobs)
-        slice_s = slice_s_of(c.slice_ms)
-        return Joint(profile, RANK_CHUNK, guard=c.guard, slice_s=slice_s, overhead=c.preempt_overhead)
+        return Joint(profile, LapsConfig(**knobs))
     ranks = profile.group.ranks
     return PerRank(ranks, policy, max(1, chunk // ranks) if chunk else RANK_CHUNK)
 
