@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +31,7 @@ class DecodeSample(NamedTuple):
 
 def samples(generation: Generation) -> list[DecodeSample]:
     """Return every step of the grid with its time."""
-    return [_sample(n, each, generation(n, each)) for n, each in _grid()]
-
-
-def _grid() -> Iterator[tuple[int, int]]:
-    return ((n, each) for n in STREAMS for each in CONTEXTS if n * each <= MOST)
+    return [_sample(n, each, generation(n, each)) for n in STREAMS for each in CONTEXTS if n * each <= MOST]
 
 
 def _sample(n: int, each: int, kernels: dict[str, float]) -> DecodeSample:

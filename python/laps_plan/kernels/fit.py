@@ -89,12 +89,9 @@ def profile(
             "grid": [[*s.shape, float(f"{s.seconds:.5g}")] for s in rows],
         },
     )
-    return with_decode(made, steps) if steps else made
-
-
-def with_decode(profile: Profile, steps: Sequence[DecodeSample]) -> Profile:
-    """Return the profile with the cost of decode steps added."""
-    known = decode.cost(steps)
-    rows = [[s.streams, s.context, float(f"{s.rows_s:.5g}"), float(f"{s.attention_s:.5g}")] for s in steps]
-    more = {"decode_fit": decode_errors(known, steps), "decode_grid": rows}
-    return replace(profile, decode=known, details={**profile.details, **more})
+    if not steps:
+        return made
+    cost = decode.cost(steps)
+    seen = [[s.streams, s.context, float(f"{s.rows_s:.5g}"), float(f"{s.attention_s:.5g}")] for s in steps]
+    more = {"decode_fit": decode_errors(cost, steps), "decode_grid": seen}
+    return replace(made, decode=cost, details={**made.details, **more})

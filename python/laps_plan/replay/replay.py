@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from laps_core.config import ConfigError, LapsConfig
+from laps_core.config import ConfigError, LapsConfig, format_value
 from laps_core.length import CLASSES
 
 from laps_plan.profile import Profile
@@ -34,10 +34,10 @@ _QUICKEST = 0.1
 
 @dataclass(frozen=True)
 class Policy:
-    """One way to serve. ``stock``: a policy of SGLang; None: LAPS with these knobs."""
+    """One way to serve. ``kind``: a policy of SGLang, or LAPS with these knobs."""
 
     name: str
-    stock: str | None = None
+    kind: str
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -50,8 +50,9 @@ class Replayed:
     """TTFT of each request, in the order of the recording."""
 
 
-def changes(config: LapsConfig) -> list[Policy]:
-    """Return policies that each change one of the server's knobs, except those that would change nothing."""
+def policies(config: LapsConfig) -> list[Policy]:
+    """Return all policies under which a recording is run: SGLang's own, the server's, and changes of one of its knobs,
+    except those that would change nothing."""
     own = {k: v for k, v in config.as_dict().items() if k not in _UNUSED}
     threshold = config.length_threshold
     wanted: list[tuple[str, Any]] = [
@@ -66,14 +67,10 @@ def changes(config: LapsConfig) -> list[Policy]:
     ]
     if isinstance(threshold, int):
         wanted += [("length_threshold", max(1, threshold // 2)), ("length_threshold", 2 * threshold)]
-    return [Policy(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}", None, {**own, key: value})
-            for key, value in wanted if own[key] != value]  # fmt: skip
-
-
-def policies(config: LapsConfig) -> list[Policy]:
-    """Return all policies under which a recording is run: SGLang's own, the server's, and changes of its knobs."""
-    own = {k: v for k, v in config.as_dict().items() if k not in _UNUSED}
-    return [*(Policy(name, name) for name in POLICIES), Policy(HERE, None, own), *changes(config)]
+    changed = [
+        Policy(f"{key} {format_value(value)}", LAPS, {**own, key: value}) for key, value in wanted if own[key] != value
+    ]
+    return [*(Policy(name, name) for name in POLICIES), Policy(HERE, LAPS, own), *changed]
 
 
 def config_of(recording: Recording) -> LapsConfig:
@@ -125,10 +122,10 @@ def replay(recording: Recording, wanted: Sequence[Policy] | None = None) -> list
 def _ttft_ms(recording: Recording, policy: Policy, profile: Profile) -> Floats:
     head, requests = recording.head, recording.requests
     found = np.array([(r.before_ms or 0.0) + (r.after_ms or 0.0) for r in requests])
-    knobs = dict(policy.knobs) if head.layers or policy.stock else {**policy.knobs, "slice_ms": 0.0}
+    knobs = {**policy.knobs, **({} if head.layers else {"slice_ms": 0.0})}
     for rank in sorted({r.rank for r in requests}):
         jobs = sorted((_job(i, r) for i, r in enumerate(requests) if r.rank == rank), key=lambda job: job.at_s)
-        outcome = run(policy.stock or LAPS, Trace(jobs), profile, chunk=_chunk(head), knobs=knobs, overlap=head.overlap)
+        outcome = run(policy.kind, Trace(jobs), profile, chunk=_chunk(head), knobs=knobs, overlap=head.overlap)
         record = outcome.record
         for i, ttft_s in zip(record.client, record.ttft, strict=True):
             found[i] += 1e3 * ttft_s
