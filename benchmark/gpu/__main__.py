@@ -55,10 +55,12 @@ class Run:
 
     def alone(self) -> None:
         """Run the pieces that have servers or processes of their own."""
+        import torch
+
         kit, seed, say, cuda = self.kit, self.args.seed, self.kit.say, not self.dry
         kit.measure("loads", lambda: loads(self.device, self.prompts, self.work / "loads", seed, say, cuda=cuda))
         kit.measure("answers", lambda: answers(self.work / "answers", seed, say, cuda=cuda))
-        if self.dry or gpus() > 1:
+        if self.dry or torch.cuda.device_count() > 1:
             kit.measure("answers-tp2", lambda: answers(self.work / "tp2", seed, say, cuda=cuda, ranks=2))
         elif kit.wants("answers-tp2"):
             kit.miss(["answers-tp2"], "needs two GPUs")
@@ -123,13 +125,6 @@ class Run:
             return piece
 
         return make
-
-
-def gpus() -> int:
-    """Return the number of CUDA devices."""
-    import torch
-
-    return int(torch.cuda.device_count())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
