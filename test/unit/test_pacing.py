@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from laps_core.busy import BusyMeter
@@ -165,13 +166,24 @@ def test_short_batch_without_long_work_starts_no_gap() -> None:
 # -- priorities
 
 
-@pytest.mark.parametrize("paused", [None, paused_prompt()])
-def test_higher_priority_overrides_gap(paused: Paused | None) -> None:
-    pacer, shorts, longs = make_pacer(), [short_prompt("a")], [long_prompt(5000)]
-    before = pacer.plan(1.0, shorts, longs, urgent=LONG, paused=paused)
-    assert SHORT not in before.order[:1]
-    run_batch(pacer, pacer.plan(1.0, shorts, longs), 1.0, 1.01, stock=False)
-    assert pacer.plan(1.011, shorts, longs, urgent=SHORT, paused=paused).order[0] is SHORT
+def test_class_of_lower_priority_does_not_go_first() -> None:
+    for paused in (None, paused_prompt()):
+        plan = make_pacer().plan(1.0, [short_prompt("a")], [long_prompt(5000)], urgent=LONG, paused=paused)
+        assert SHORT not in plan.order[:1]
+
+
+def test_urgent_short_requests_go_first_but_pause_a_pass_only_after_the_gap() -> None:
+    pacer, shorts, longs = make_pacer(), [short_prompt("a")], [long_prompt(5000)] * 40
+
+    def order(now: float, paused: Paused | None) -> Any:
+        return pacer.plan(now, shorts, longs, urgent=SHORT, paused=paused).order
+
+    run_batch(pacer, pacer.plan(1.0, shorts, longs, urgent=SHORT), 1.0, 1.01, stock=False)
+    assert order(1.01, paused_prompt()) == (SHORT,), "some preemptions are saved up"
+    use_up_preemptions(pacer.gap, 1.01)
+    assert order(1.011, None) == (SHORT, LONG)
+    assert order(1.01 + GAP - 1e-6, paused_prompt()) == ()
+    assert order(1.01 + GAP + 1e-6, paused_prompt()) == (SHORT,), "however many long prompts pay for the step"
 
 
 # -- memory

@@ -149,6 +149,15 @@ def test_higher_priority_overrides_least_work_and_guard() -> None:
         run_batch(pacer, plan, 3.0 + i, 3.2 + i, (CHUNK, 0), stock=False)
 
 
+def test_guard_holds_among_prompts_of_highest_priority() -> None:
+    pacer = make_pacer()
+    longs = [long_prompt(400, 0.0), long_prompt(20_000, 1.0, priority=-1), long_prompt(600, 2.0, priority=-1)]
+    for i, first in enumerate((2, 1)):
+        plan = pacer.plan(3.0 + i, [], longs)
+        assert plan.long.picked[0] == first
+        run_batch(pacer, plan, 3.0 + i, 3.1 + i, (600, 0), stock=False)
+
+
 def test_no_long_prompt_preempts_while_short_work_is_urgent() -> None:
     longs = [long_prompt(400, 0.9)]
     assert make_pacer().plan(1.0, [], longs, paused=paused_prompt(1.0)).order == (LONG,)

@@ -153,10 +153,17 @@ def test_costly_step_is_not_shared_during_short_batch() -> None:
         end_batch(pacer, on_the_device, 0.99, now)
 
 
-def test_prioritized_class_shares_no_step() -> None:
+def test_urgent_short_request_shares_no_step() -> None:
     assert make_pacer(chunk=4096).plan(1.0, [short_prompt("a")], many_long_prompts()).mixed
-    for urgent in (SHORT, LONG):
-        assert not make_pacer(chunk=4096).plan(1.0, [short_prompt("a")], many_long_prompts(), urgent=urgent).mixed
+    assert not make_pacer(chunk=4096).plan(1.0, [short_prompt("a")], many_long_prompts(), urgent=SHORT).mixed
+
+
+def test_short_request_of_lower_priority_shares_any_step_that_has_room() -> None:
+    # Otherwise it runs after all long work of higher priority.
+    for tokens, mixed in ((CHUNK - 50, True), (CHUNK - 49, False)):
+        plan = make_pacer().plan(1.0, [short_prompt("a")], [long_prompt(tokens)], urgent=LONG)
+        assert (plan.order[0], plan.mixed) == (LONG, mixed)
+    assert not make_pacer().plan(1.0, [short_prompt("a")], [long_prompt(CHUNK - 50)]).mixed, "its own step is sooner"
 
 
 def test_shared_step_counts_no_preemption_and_keeps_gap_open() -> None:

@@ -56,8 +56,8 @@ def time_limit_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
 
 
 def oldest_of(longs: Sequence[Waiting]) -> int:
-    """Return the index of the prompt that has waited longest."""
-    return min(range(len(longs)), key=lambda i: longs[i].since_s)
+    """Return the index of the prompt that has waited longest, of those with the highest priority."""
+    return min(range(len(longs)), key=lambda i: (longs[i].priority, longs[i].since_s))
 
 
 class LongBatches:
@@ -79,7 +79,7 @@ class LongBatches:
         sizes, turns = self._sizes, service_order(self.order, longs, self._sizes, now)
         oldest = oldest_of(longs)
         if oldest_first is None:
-            oldest_first = self._guard.due() and longs[oldest].priority == longs[turns[0]].priority
+            oldest_first = self._guard.due()
         if oldest_first:
             turns.remove(oldest)
             turns.insert(0, oldest)

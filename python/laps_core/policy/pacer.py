@@ -131,11 +131,12 @@ class Pacer:
         starts = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
         plan = self._shorts(now, shorts, budget, contended=True)
-        # A full batch is worth a step, however many long prompts pay for the step.
-        gap.set_paying_longs(len(longs) + (paused is not None) if len(plan.picked) == len(shorts) else 0)
+        # A full batch, or one of higher priority, is worth a step, however many long prompts pay for the step.
+        many = urgent != SHORT and len(plan.picked) == len(shorts)
+        gap.set_paying_longs(len(longs) + (paused is not None) if many else 0)
         all_waiting, picked, opens_at = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_at()
         pressed = now >= gap.opens_for_deadline_at() and preemption.would_miss_deadline(now, picked, opens_at - now)
-        due = now >= opens_at or pressed if urgent is None else urgent == SHORT
+        due = urgent != LONG and (now >= opens_at or pressed or (urgent == SHORT and paused is None))
         held_back = self._memory_hold.choose_held_classes(now, lacking=lacking, drains=drains)
         if SHORT in held_back:
             plan = plan._replace(picked=(), held="memory")
@@ -160,8 +161,8 @@ class Pacer:
         # A prompt that lacked memory does not lead again at once, unless other requests stand back for it.
         oldest_first = True if held_back else False if lacking else None
         plan = self.longs.add_next(plan, now, longs, len(all_waiting), joining=joining, oldest_first=oldest_first)
-        if by_worth and starts and joining:
-            plan = preemption.share(now, picked, longs, plan, all_waiting)
+        if starts and joining and (by_worth or urgent == LONG):
+            plan = preemption.share(now, picked, longs, plan, all_waiting, behind=urgent == LONG)
         if not shorts:
             return plan
         return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not held_back else (LONG, SHORT))

@@ -53,13 +53,17 @@ class Preemption:
         longs: Sequence[Waiting],
         plan: Plan,
         all_waiting: Sequence[Waiting],
+        *,
+        behind: bool = False,
     ) -> Plan:
-        """Return the plan, with the short batch in the step of the long batch if it fits there and sharing pays."""
+        """Return the plan, with the short batch in the step of the long batch if it fits there and sharing pays.
+        `behind`: the short batch cannot run before the long batch, so sharing always pays."""
         sizes, joining = self._sizes, self._sizes.joining(picked)
         batch = [longs[i] for i in plan.long.picked]
         if sum(w.tokens for w in batch) + joining > sizes.budget:
             return plan
-        later_s = max(0.0, now + sum(map(sizes.beside_s, batch)) - max(now, self._gap.opens_at(now)))
+        alone_s = now + sum(map(sizes.beside_s, batch))
+        later_s = 0.0 if behind else max(0.0, alone_s - max(now, self._gap.opens_at(now)))
         saved_s = sizes.fixed_s or 0.0
         mine, others = sizes.weights(picked, all_waiting)
         # Later arrivals gain from the saved step, too: in a closed loop, the next requests of the same clients.
