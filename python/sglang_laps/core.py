@@ -92,7 +92,7 @@ class LapsCore:
         short, long, begun = queues
         running = self._running() if paused is None else []
         self.pacer.record_arrivals(now, self.classes.new_shorts, busy=bool(running))
-        shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
+        shorts = [as_waiting(r, self._priority.of(r)) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
         urgent = self._priority.urgent(short, long, paused)
         plan = self.pacer.plan(

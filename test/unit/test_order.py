@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.policy.order import ORDERS, in_time, service_order, slack_s
+from laps_core.policy.order import ORDERS, in_time, service_order, short_turns, slack_s
 from laps_core.policy.types import Paused, Waiting
 
 NOW = 100.0
@@ -134,3 +134,23 @@ def test_deadlines_change_least_work_order_only_if_needed(deadline_s: float, tur
     """In both cases the first has half a second of work and no deadline; the last is late in any order."""
     jobs = [due(0.5, None), due(1.0, deadline_s), due(0.4, 0.1)]
     assert service_order(ORDERS["least-work"], jobs, SIZES, NOW) == turns
+
+
+@pytest.mark.parametrize(("budget", "guard", "turns"), [
+    (1000, 0.15, [0, 1, 2, 3, 4]),  # all fit
+    (999, 0.4, [0, 1, 4, 3, 2]),  # 0.4 of a batch holds the first two
+    (999, 0.3, [0, 4, 3, 1, 2]),
+    (999, 0.1, [0, 4, 3, 1, 2]),  # the oldest has its turn, however large
+    (999, 0.0, [4, 3, 1, 0, 2]),
+])  # fmt: skip
+def test_short_requests_beyond_one_batch_go_by_least_work_after_oldest(
+    budget: int, guard: float, turns: list[int]
+) -> None:
+    shorts = [Waiting(tokens, 0, float(i)) for i, tokens in enumerate((210, 185, 400, 150, 55))]
+    assert short_turns(ORDERS["least-work"], shorts, SIZES, NOW, budget, guard) == turns
+    assert short_turns(ORDERS["fcfs"], shorts, SIZES, NOW, budget, guard) == [0, 1, 2, 3, 4]
+
+
+def test_short_requests_beyond_one_batch_go_by_priority() -> None:
+    shorts = [Waiting(100, 0, 2.0, priority=0), Waiting(200, 0, 1.0, priority=0), Waiting(50, 0, 0.0, priority=1)]
+    assert short_turns(ORDERS["least-work"], shorts, SIZES, NOW, 300, 0.1) == [0, 1, 2]

@@ -118,6 +118,15 @@ def test_short_requests_go_first_in_order() -> None:
     assert plan.account.contended
 
 
+@pytest.mark.parametrize("longs", [[], [long_prompt(5000)]])
+def test_small_requests_of_a_flood_go_before_large_ones(longs: list[Waiting]) -> None:
+    flood = [short_prompt(i, 240, arrival=0.1) for i in range(100)] + [short_prompt("s", 10, arrival=0.2)]
+    plan = make_pacer().plan(1.0, flood, longs)
+    assert 100 in plan.picked
+    assert plan.picked[:5] == (0, 1, 2, 3, 4), "the share of those that have waited longest"
+    assert sum(flood[i].tokens for i in plan.picked) <= CHUNK
+
+
 def test_plan_is_empty_without_requests() -> None:
     plan = make_pacer().plan(1.0, [], [])
     assert plan.order == ()
@@ -354,7 +363,7 @@ def test_preempting_batch_is_bounded_by_current_threshold() -> None:
     pacer = make_pacer(chunk=300, length_threshold="auto")
     pacer.plan(0.0, [], [long_prompt(9000)])
     assert pacer.threshold_tokens == 200, "the knee; it began with 256"
-    shorts = [short_prompt("a", 100), short_prompt("b", 100), short_prompt("c", 50)]
+    shorts = [short_prompt("a", 100), short_prompt("b", 100), short_prompt("c", 100)]
     assert pacer.plan(0.1, shorts, [long_prompt(9000)], paused=paused_prompt()).picked == (0, 1)
 
 

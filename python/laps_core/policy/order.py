@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
@@ -83,6 +84,18 @@ def service_order(
         if not late.isdisjoint(rank):
             turns.sort(key=lambda i: (items[i].priority, rank.get(i, len(rank))))
     return turns if paused is None else turns[: turns.index(len(waiting))]
+
+
+def short_turns(
+    order: Order, shorts: Sequence[Waiting], sizes: Sizes, now: float, budget: int, guard: float
+) -> list[int]:
+    """Return the indices of short requests, sorted by arrival, in service order. If a batch of `budget` tokens does not
+    hold them all, the first ones get the share `guard` of it, at least one of them, and the rest goes by `order`."""
+    ends = list(accumulate(w.tokens for w in shorts))
+    if ends[-1] <= budget:
+        return list(range(len(shorts)))
+    first = max(bisect_right(ends, guard * budget), 1 if guard else 0)
+    return [*range(first), *(first + i for i in service_order(order, shorts[first:], sizes, now))]
 
 
 def _late(turns: Sequence[int], items: Sequence[Waiting], works: Sequence[float], now: float) -> set[int]:

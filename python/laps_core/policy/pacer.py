@@ -25,6 +25,7 @@ from laps_core.policy.batching import LongBatches
 from laps_core.policy.fairness import Gap, Guard
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
+from laps_core.policy.order import short_turns
 from laps_core.policy.predict import BATCH_TOKENS, Sizes, without_standstill
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
@@ -173,11 +174,14 @@ class Pacer:
         """Return the short batch that could leave; AWD may hold it unless `contended` (LAPS, s3.1, Alg. 1)."""
         if not shorts:
             return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
+        turns = short_turns(self.longs.order, shorts, self.sizes, now, budget, self.guard.share)
         plan = self.window.decide(
-            now, shorts, token_budget=budget, contended=contended, free_s=free_s, lead_s=self.sizes.lead_s
-        )
-        account = plan.account._replace(contended=contended)
-        return plan._replace(order=() if contended else plan.order, threshold=self.threshold_tokens, account=account)
+            now, [shorts[i] for i in turns],
+            token_budget=budget, contended=contended, free_s=free_s, lead_s=self.sizes.lead_s,
+        )  # fmt: skip
+        account, picked = plan.account._replace(contended=contended), tuple(turns[i] for i in plan.picked)
+        order = () if contended else plan.order
+        return plan._replace(order=order, picked=picked, threshold=self.threshold_tokens, account=account)
 
     # -- batches
 
