@@ -3,8 +3,9 @@
     python -m benchmark.sim.anything [--workloads 400]
 
 LAPS with its defaults and chunks of 8,192 is compared with the best of SGLang's policies and chunks, which is chosen in
-hindsight for each workload and each figure, and with the best of the policies that are proposed for SGLang. All
-requests count, also the first and the last.
+hindsight for each workload and each figure, and with the best of the policies that are proposed for SGLang. The same
+workloads with random objectives: how many requests are late, if LAPS knows the objectives as deadlines. All requests
+count, also the first and the last.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ FIGURES = {
     "P90 of the longest 10%": "fcfs with its better chunk", "time for all": "best of stock",
 }  # fmt: skip
 """Figures of LAPS, and the stock figure that each is divided by."""
+LATE: dict[str, dict[str, Any]] = {
+    "order s-edf": {"knobs": {"order": "s-edf"}},
+    "order lars": {"knobs": {"order": "lars"}},
+    "LAPS without deadlines": {"knows": False},
+}
+"""Other ways of LAPS that are compared by late requests: arguments of ``late``."""
+MOST_S = 60.0
+"""Most work of a workload with objectives (seconds of a device)."""
 BEST_PROPOSED = dict.fromkeys(FIGURES, "best proposed")
 
 
@@ -142,6 +151,40 @@ def add_ratios(
     piece.tables.append(Table(title, heads, rows))
 
 
+def objectives(rng: random.Random, profile: Profile, jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs with random objectives, some without: multiples of the lone TTFT, or one for each tenant."""
+    alone_s = lone_s(profile, [job.new for job in jobs], [job.cached for job in jobs], CHUNK)
+    tight, wide, none = rng.choice((1.3, 2.0, 4.0)), rng.choice((2.0, 8.0, 30.0)), rng.choice((0.0, 0.0, 0.3, 0.7))
+    middle_s = float(np.median(alone_s))
+    tenants = [max(0.05, middle_s * math.exp(rng.uniform(0.4, 4.6))) for _ in range(rng.choice((0, 2, 3)))]
+    own = (rng.choice(tenants) if tenants else tight * wide ** rng.random() * float(s) for s in alone_s)
+    return [replace(job, slo_s=None if rng.random() < none else slo_s) for job, slo_s in zip(jobs, own, strict=True)]
+
+
+def late(
+    name: str, chunk: int, profile: Profile, jobs: Sequence[Job], *, knows: bool = False,
+    knobs: Mapping[str, Any] | None = None,
+) -> int:  # fmt: skip
+    """Return the number of requests whose first token comes after their objective. `knows`: the server knows it."""
+    given = [replace(job, client=i, slo_s=job.slo_s if knows else None) for i, job in enumerate(jobs)]
+    record = run(VARIANTS[name], Trace(given), profile, chunk=chunk, overlap=True, knobs=knobs).record
+    slo_s = [math.inf if job.slo_s is None else job.slo_s for job in jobs]
+    return sum(ttft > slo_s[i] for i, ttft in zip(record.client, record.ttft, strict=True))
+
+
+def late_ratios(seed: int) -> dict[str, Any]:
+    """Return the ratios of late requests of LAPS to those of others, by rival. One is added to each number."""
+    profile, load, jobs = workload(seed)
+    rng = random.Random(f"objectives {seed}")
+    rate = capacity(jobs, profile)
+    load = rng.choice((load, 1.0, 1.2))
+    jobs = objectives(rng, profile, at_rate(jobs[: max(60, int(MOST_S * rate))], load * rate))
+    mine = 1 + late("laps", CHUNK, profile, jobs, knows=True)
+    stock = min(late(*one, profile, jobs) for one in STOCK)
+    others = {name: late("laps", CHUNK, profile, jobs, **{"knows": True, **how}) for name, how in LATE.items()}
+    return {"seed": seed, "load": load, **{name: mine / (1 + n) for name, n in {"stock": stock, **others}.items()}}
+
+
 def run_all(one: Callable[[int], dict[str, Any]], args: Namespace) -> list[dict[str, Any]]:
     """Return the results of all workloads, which run one on each core. `one`: runs the workload of a seed."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -159,7 +202,10 @@ def measure(args: Namespace) -> Piece:
     add_ratios(piece, "All workloads", found, FIGURES)
     title = "Over policies proposed for SGLang (several prompts in progress, chunk interleaving, PREFLOW)"
     add_ratios(piece, title, [one["proposed"] for one in found], BEST_PROPOSED, "proposed: ")
-    piece.data = {"workloads": found}
+    due = run_all(late_ratios, args)
+    over = {"stock": "best of stock", **dict.fromkeys(LATE, "the same requests")}
+    add_ratios(piece, "Late requests, if each request has an objective of its own or none", due, over, "late: ")
+    piece.data = {"workloads": found, "late": due}
     return piece
 
 

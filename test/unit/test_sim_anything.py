@@ -30,6 +30,28 @@ def test_ratios_divide_by_best_stock_figure(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["P90 of the longest 10%"] == 0.25
 
 
+def test_objectives_are_given_to_laps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict[str, bool]()
+
+    def late(name: str, *_: object, knows: bool = False, knobs: object = None) -> int:
+        known[f"{name} {knobs or ''}"] = knows
+        return 9 if name == "laps" and knows and not knobs else 19
+
+    monkeypatch.setattr(anything, "late", late)
+    found = anything.late_ratios(3)
+    assert {found[name] for name in ("stock", *anything.LATE)} == {0.5}
+    assert known["fcfs "] is known["hrrn "] is False
+    assert known["laps {'order': 's-edf'}"]
+
+
+def test_deadlines_make_fewer_requests_late() -> None:
+    profile, _, jobs = anything.workload(16)
+    rng = random.Random(2)
+    jobs = anything.objectives(rng, profile, anything.at_rate(jobs, 1.2 * capacity(jobs, profile)))
+    assert any(job.slo_s for job in jobs)
+    assert anything.late("laps", 8192, profile, jobs, knows=True) <= anything.late("fcfs", 8192, profile, jobs)
+
+
 def test_later_turn_of_session_has_history_of_earlier_turns() -> None:
     jobs = anything_fleet.sessions(random.Random(1), lambda _: 100, 200, 4)
     assert len(jobs) == 200
