@@ -18,6 +18,9 @@ PER_PROMPT = (
 )
 """Fields that can be lists, with a value for each prompt of a batch. A list for a single prompt ends every server that
 gets it."""
+SESSION = {"id": str, "rid": str, "offset": int}
+"""Types of the names and positions in ``session_params``. A value of another type ends every server that gets it,
+because it looks up and slices by whatever comes."""
 ONE_SAMPLE = "n: only one sample per prompt is served here; send the request once for each sample"
 
 
@@ -29,6 +32,10 @@ def misplaced(value: Callable[[str], Any], *, batch: bool) -> str | None:
         return f"{found}: a list, but there is one prompt"
     if value("lora_id") is not None and not value("lora_path"):
         return "lora_id: the servers give it to the adapter that lora_path names"
+    session = value("session_params")
+    for name, kind in SESSION.items() if isinstance(session, Mapping) else ():
+        if not isinstance(session.get(name), kind | None):
+            return f"session_params: {name} is not of type {kind.__name__}"
     return None
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import msgspec
 import torch
 from fastapi import HTTPException
 from laps_core.refusals import LABELS, MEDIA, NO_OVERRIDES, OVERRIDES, misplaced
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_laps.support import resolved
 
@@ -25,19 +28,47 @@ RECORDS = (
 )
 """Methods that ask the schedulers for a record of the chosen experts."""
 MOST_TOP_K = 2**31 - 1
+MOST_BIAS = 1e30
+"""Largest bias of a token: divided by the lowest temperature, 1e-6, it is still a number."""
+UNTYPED = ("custom_params", "logit_bias", "watermark")
+"""Sampling parameters that SGLang takes in other types, too, or checks itself."""
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 PADDING = 64
 """The embedding has rows for ids up to the next multiple of this number."""
 
 
 def verify(params: Any, vocab_size: int) -> None:
-    """Raise ValueError (answered 400) for values that no batch can hold, before ``SamplingParams.verify``."""
+    """Raise ValueError (answered 400) for values that no batch can hold, before ``SamplingParams.verify``. SGLang
+    itself checks their types on /generate alone."""
+    require_types(params)
+    bias = params.logit_bias
+    if bias is not None and not (isinstance(bias, dict) and all(map(_is_bias, bias.values()))):
+        raise ValueError(f"logit_bias: not an object with a number up to {MOST_BIAS:g} for each token")
     if params.top_k > MOST_TOP_K:
         raise ValueError(f"top_k: {params.top_k} is not a number up to {MOST_TOP_K}")
     stops = params.stop_token_ids if params.min_new_tokens > 0 else None
     for token in stops or ():
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_token_ids: {token} is outside of the vocabulary of {vocab_size} tokens")
+
+
+@cache
+def _declared_types() -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in UNTYPED}
+
+
+def require_types(params: Any) -> None:
+    """Give sampling parameters the types that SGLang declares: 5.0 becomes 5. Raise ValueError for values of other
+    types."""
+    for name, kind in _declared_types().items():
+        try:
+            setattr(params, name, msgspec.convert(getattr(params, name), kind, strict=False))
+        except msgspec.ValidationError as e:
+            raise ValueError(f"{name}: {e}") from None
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value <= MOST_BIAS
 
 
 def require_recorder(manager: Any) -> None:
@@ -95,16 +126,21 @@ def require_rollback(obj: Any, args: Any) -> None:
         raise ValueError(f"{found}: not with --grammar-backend outlines and speculative decoding")
 
 
-def require_harmless(obj: Any, model: Any, *, adapters: bool) -> None:
-    """Raise ValueError for values that this model cannot run. `model`: SGLang's model configuration. `adapters`: LoRA
-    adapters are in use, which can add ids to the vocabulary."""
+def has_media(obj: Any, model: Any) -> bool:
+    """Return True if this model prefills something together with the text of a request, or in its place. A model for
+    text alone ignores pictures, video and sound."""
+    return any(getattr(obj, name, None) for name in (MEDIA if model.is_multimodal else MEDIA[:1]))
+
+
+def require_harmless(obj: Any, model: Any) -> None:
+    """Raise ValueError for values that this model cannot run. `model`: SGLang's model configuration."""
     if isinstance(obj, GenerateReqInput) and not model.is_generation:
         raise ValueError("this server makes embeddings (--is-embedding), and no text")
     if wrong := misplaced(lambda name: getattr(obj, name, None), batch=False):
         raise ValueError(wrong)
     vocab: int = model.vocab_size
     ids, rows = getattr(obj, "input_ids", None), getattr(obj, "input_embeds", None)
-    if ids and not adapters and not any(getattr(obj, name, None) for name in MEDIA):
+    if ids and not has_media(obj, model):
         outside = [i for i in (min(ids), max(ids)) if not 0 <= i < -(-vocab // PADDING) * PADDING]
         if outside:
             raise ValueError(f"input_ids: {outside[0]} is outside of the vocabulary of {vocab} tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
+from laps_core.refusals import ONE_SAMPLE, several_samples
 
 from sglang_laps import control, deadlines, fatal, seams
 from sglang_laps.support import resolved
@@ -32,7 +32,7 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
 
     SGLang refuses an empty list of ids. But SGLang runs an empty text as a batch without tokens, which ends the server.
     """
-    if input_ids is not None and len(input_ids) == 0 and not any(getattr(obj, name, None) for name in MEDIA):
+    if input_ids is not None and len(input_ids) == 0 and not fatal.has_media(obj, manager.model_config):
         raise ValueError("the prompt is empty: it has no tokens")
     if manager.disaggregation_mode.value != "null":
         fatal.require_room(obj)
@@ -43,7 +43,7 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
     fatal.require_known_labels(obj, manager.server_args.tokenizer_metrics_allowed_custom_labels)
     if manager.server_args.enable_custom_logit_processor:
         fatal.require_processor(obj)
-    fatal.require_harmless(obj, manager.model_config, adapters=manager.server_args.enable_lora)
+    fatal.require_harmless(obj, manager.model_config)
     result = original(manager, obj, input_ids)
     if getattr(obj, "token_indices_to_pool", None) is not None:
         # SGLang may have truncated the ids.

@@ -52,6 +52,42 @@ def test_grammars_that_cannot_take_back_drafts_are_refused(params: Any, backend:
         fatal.require_rollback(request, args)
 
 
+@pytest.mark.parametrize(
+    ("sampling", "wrong"),
+    [
+        ({"max_new_tokens": 5.5}, "max_new_tokens"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
+        ({"regex": ["a+"]}, "regex"),
+        ({"stream_interval": "x"}, "stream_interval"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"stop": [["a"]]}, "stop"),
+        ({"skip_special_tokens": "x"}, "skip_special_tokens"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+    ],
+)
+def test_sampling_parameters_of_other_types_are_refused(sampling: dict[str, Any], wrong: str) -> None:
+    """SGLang looks at them on /generate alone, not on /vertex_generate or in sgl.Engine, and they end its scheduler."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang_laps import fatal
+
+    with pytest.raises(ValueError, match=wrong):
+        fatal.verify(SamplingParams(**sampling), 2048)
+
+
+def test_sampling_parameters_get_their_types() -> None:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang_laps import fatal
+
+    params = SamplingParams(
+        max_new_tokens=5.0, temperature=1, logit_bias={5: float("-inf"), "6": 2}, custom_params={"a": {"b": [{}]}}
+    )
+    fatal.verify(params, 2048)
+    assert repr(params.max_new_tokens) == "5"
+    assert params.custom_params == {"a": {"b": [{}]}}
+
+
 @pytest.mark.parametrize("positions", [[3], [-1], [0, 9], ["a"], [[1]]])
 def test_positions_outside_of_the_prompt_are_refused(positions: list[Any]) -> None:
     from sglang_laps import fatal

@@ -324,10 +324,12 @@ def test_refuse_accepts_bodies_without_extra_samples(endpoint: str, body: dict[s
         (GENERATE, {"text": "a", "lora_id": "a"}),
         (GENERATE, {"text": ["a", "b"], "lora_id": ["a", "a"]}),
         (GENERATE, {"text": "a", "custom_labels": {"a": "b"}}),
+        (GENERATE, {"text": "a", "session_params": {"id": ["a"]}}),
+        (GENERATE, {"text": "a", "session_params": {"id": "a", "rid": "b", "offset": 1.5}}),
     ],
 )
 def test_fields_that_end_servers_are_refused(endpoint: str, body: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=r"one prompt|lora_path names|custom_labels"):
+    with pytest.raises(BadRequest, match=r"one prompt|lora_path names|custom_labels|session_params"):
         refuse(endpoint, body)
 
 
@@ -338,6 +340,8 @@ def test_fields_that_end_servers_are_refused(endpoint: str, body: dict[str, Any]
         {"input_ids": [[5, 6]], "top_logprobs_num": [2]},
         {"text": "a", "return_hidden_states": False, "lora_path": "a", "bootstrap_room": [7]},
         {"text": "a", "custom_labels": {}},
+        {"text": "a", "session_params": {"id": "a", "rid": None, "offset": 5, "replace": True}},
+        {"text": "a", "session_params": "a"},
     ],
 )
 def test_values_for_each_prompt_of_a_batch_are_served(body: dict[str, Any]) -> None:
