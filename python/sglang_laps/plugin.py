@@ -59,7 +59,9 @@ def _load() -> None:
     transfers.set_environment()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     seams.hook(sessions.CLOSE, sessions.close_when_encoded, "AROUND")
+    seams.hook(sessions.CREATE, sessions.replace_all_if_asked, "BEFORE")
     seams.hook(sessions.CREATE, sessions.set_apart_if_refused, "AFTER")
+    seams.hook(sessions.CLEAR, sessions.clear, "AROUND")
     control.hook_scheduler()
     graphs.install(config)
     if config.receipts:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 CLOSE = "session.session_controller.SessionController._close"
 CREATE = "session.session_controller.Session.create_req"
+CLEAR = "session.session_controller.SessionReqNode.clear"
 
 
 def close_when_encoded(close: Callable[[Any, str], None], controller: Any, session_id: str) -> None:
@@ -22,6 +24,23 @@ def close_when_encoded(close: Callable[[Any, str], None], controller: Any, sessi
 
 def _needs_pictures(req: Any) -> bool:
     return req.multimodal_inputs is not None and not req.finished()
+
+
+def replace_all_if_asked(session: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """End and remove all requests of a session that this one replaces, before SGLang's method, which would remove them
+    from a table while it reads the table, and end the server."""
+    params = req.session_params
+    if params.replace and params.rid is None and not session.streaming:
+        for node in session.req_nodes.values():
+            node.abort()
+        session.req_nodes.clear()
+
+
+def clear(original: Callable[[Any, dict[str, Any]], None], node: Any, nodes: dict[str, Any]) -> None:
+    """Wrap SGLang's method, which removes a request and those after it from the table of its session by their ids. A
+    client can give several the same id, and the second removal would end the server."""
+    with suppress(KeyError):
+        original(node, nodes)
 
 
 def set_apart_if_refused(req: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
