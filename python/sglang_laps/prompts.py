@@ -33,7 +33,10 @@ def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Se
     SGLang refuses an empty list of ids. But SGLang runs an empty text as a batch without tokens, which ends the server.
     """
     if input_ids is not None and len(input_ids) == 0 and not fatal.has_media(obj, manager.model_config):
-        raise ValueError("the prompt is empty: it has no tokens")
+        session = getattr(obj, "session_params", None)
+        # The history of a session can be the whole prompt; the scheduler refuses a session without one.
+        if not (isinstance(session, dict) and session.get("id") is not None):
+            raise ValueError("the prompt is empty: it has no tokens")
     if manager.disaggregation_mode.value != "null":
         fatal.require_room(obj)
         if several_samples(getattr(obj, "sampling_params", None)):

@@ -88,6 +88,22 @@ def test_sampling_parameters_get_their_types() -> None:
     assert params.custom_params == {"a": {"b": [{}]}}
 
 
+@pytest.mark.parametrize(("session", "served"), [({"id": "a"}, True), ({"rid": "a"}, False), (None, False)])
+def test_turns_without_tokens_are_served(session: dict[str, str] | None, served: bool) -> None:
+    """The history of a session can be the whole prompt."""
+    from sglang_laps import prompts
+
+    model = SimpleNamespace(is_multimodal=False, is_generation=True, vocab_size=2048)
+    args = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=None, enable_custom_logit_processor=False)
+    manager = SimpleNamespace(model_config=model, server_args=args, disaggregation_mode=SimpleNamespace(value="null"))
+    request = SimpleNamespace(session_params=session, input_ids=[])
+    if served:
+        prompts.validate(lambda *_: None, manager, request, [])
+        return
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        prompts.validate(lambda *_: None, manager, request, [])
+
+
 @pytest.mark.parametrize("positions", [[3], [-1], [0, 9], ["a"], [[1]]])
 def test_positions_outside_of_the_prompt_are_refused(positions: list[Any]) -> None:
     from sglang_laps import fatal
