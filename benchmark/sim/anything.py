@@ -167,7 +167,7 @@ def late(
 ) -> int:  # fmt: skip
     """Return the number of requests whose first token comes after their objective. `knows`: the server knows it."""
     given = [replace(job, client=i, slo_s=job.slo_s if knows else None) for i, job in enumerate(jobs)]
-    record = run(VARIANTS[name], Trace(given), profile, chunk=chunk, overlap=True, knobs=knobs).record
+    record = run(name, Trace(given), profile, chunk=chunk, overlap=True, knobs=knobs).record
     slo_s = [math.inf if job.slo_s is None else job.slo_s for job in jobs]
     return sum(ttft > slo_s[i] for i, ttft in zip(record.client, record.ttft, strict=True))
 
