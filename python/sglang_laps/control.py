@@ -37,12 +37,14 @@ UPDATES: dict[str, Callable[..., Any]] = {
 }
 """Methods that change weights, with their replies. SGLang lets errors in their messages end the scheduler: an unknown
 format, for example."""
+MEET = ("begin_weight_update", "update_weights_from_ipc", "update_weights_from_tensor")
+"""Methods at whose end all ranks wait for each other."""
 
 
 def hook_scheduler() -> None:
     """Have the scheduler refuse what would end it."""
     for method, reply in UPDATES.items():
-        seams.hook(f"{_UPDATER}.{method}", answered(reply), "AROUND")
+        seams.hook(f"{_UPDATER}.{method}", answered(reply, meet=method in MEET), "AROUND")
     seams.hook(f"{_UPDATER}.release_memory_occupation", release, "AROUND")
     seams.hook(f"{_UPDATER}.resume_memory_occupation", resume, "AROUND")
     seams.hook(f"{_PROFILER}._profile", profile, "AROUND")
@@ -74,14 +76,22 @@ def resume(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> A
     return original(updater, message)
 
 
-def answered(reply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of a method with this reply, which answers with the error if SGLang cannot do this."""
+def answered(reply: Callable[..., Any], *, meet: bool) -> Callable[..., Any]:
+    """Return a wrapper of a method with this reply, which answers with the error if SGLang cannot do this on a rank.
+    `meet`: the ranks wait for each other at the end of the method, which a rank with an error does not reach."""
 
     def update(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> Any:
+        made = wrong = None
         try:
-            return original(updater, message)
+            made = original(updater, message)
         except Exception as e:
-            return reply(success=False, message=f"{type(e).__name__}: {e}")
+            wrong = f"{type(e).__name__}: {e}"
+            if meet:
+                torch.distributed.barrier(group=updater.tp_cpu_group)
+        ranks: list[str | None] = [None] * torch.distributed.get_world_size(updater.tp_cpu_group)
+        torch.distributed.all_gather_object(ranks, wrong, group=updater.tp_cpu_group)
+        wrong = next(filter(None, ranks), None)
+        return made if wrong is None else reply(success=False, message=wrong)
 
     return update
 

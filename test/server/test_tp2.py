@@ -34,6 +34,19 @@ def test_tp_ranks_serve_after_aborting_all_requests(prefill: Prefill) -> None:
     prefill.require_all_tokens_free()
 
 
+def test_new_weights_that_one_rank_cannot_read_are_refused(prefill: Prefill) -> None:
+    """The other rank, which can read its own, would wait for this one forever."""
+    from sglang.srt.utils import MultiprocessingSerializer
+
+    weights = MultiprocessingSerializer.serialize([], output_str=True)
+    assert prefill.post("/begin_weight_update")[0] == 200
+    for given, wanted in (([weights], 400), ([weights, weights], 200)):
+        status, answer = prefill.post("/update_weights_from_tensor", {"serialized_named_tensors": given})
+        assert status == wanted, answer
+    assert prefill.post("/end_weight_update")[0] == 200
+    assert len(asyncio.run(send_all(prefill, [random_prompt(5010, 30)]))) == 1
+
+
 @pytest.mark.timeout(600)
 def test_tokens_are_correct_under_status_polling(prefill: Prefill, reference: Reference) -> None:
     """Requests share prompts that are being prefilled, so their class depends on the time of the cache lookup."""
