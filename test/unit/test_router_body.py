@@ -383,9 +383,9 @@ def test_client_bootstrap_rooms_are_removed(room: str) -> None:
     assert without_routed(b'{"text": "a"}', {"text": "a"}) == b'{"text": "a"}'
 
 
-@pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}])
-def test_generate_rejects_empty_text_without_media(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}, {"text": "", "image_data": "x"}])
+def test_generate_rejects_empty_text(body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="empty"):
         refuse(GENERATE, body)
-    refuse(GENERATE, {**body, "image_data": "x"})
+    refuse(GENERATE, {**body, "input_ids": [5]})
     refuse(COMPLETIONS, body)

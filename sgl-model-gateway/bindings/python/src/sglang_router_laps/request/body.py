@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
-from laps_core.refusals import LABELS, MEDIA, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, misplaced, several_samples
+from laps_core.refusals import LABELS, NO_OVERRIDES, ONE_SAMPLE, OVERRIDES, misplaced, several_samples
 from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -255,7 +255,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
     if endpoint != GENERATE:
         text, params = None, {"n": body.get("n")}
     empty = text == "" or (isinstance(text, list) and "" in text)
-    if empty and not any(body.get(name) for name in ("input_ids", *MEDIA)):
+    # A picture does not help: a model for text alone ignores it, and its decode server would end.
+    if empty and not body.get("input_ids"):
         raise BadRequest("text: the prompt is empty")
     if body.get(OVERRIDES) is not None:
         raise BadRequest(NO_OVERRIDES)
