@@ -1,8 +1,7 @@
-"""Deadlines: late requests run last, a request that would miss its deadline preempts, batches fill the time left."""
+"""Deadlines: late requests run last, a request that would miss its deadline preempts, batches keep deadlines."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
-from laps_core.policy.batching import pack
 from laps_core.policy.fairness import LATE, Guard
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Paused, Waiting
@@ -69,14 +67,12 @@ def test_short_request_preempts_unless_paused_prompt_becomes_late() -> None:
     assert not decide(NOW, [calm], [], paused=paused._replace(deadline_s=NOW + 0.505)).order, "that one would be late"
 
 
-def test_batch_is_filled_while_first_prompt_stays_in_time() -> None:
+def test_batch_is_filled_while_its_prompts_stay_in_time() -> None:
     line = [prompt(1000, 0.5), prompt(2000, 3.0), prompt(4000, 4.0), prompt(500, 5.0)]
-    plan = pacer("s-edf").plan(NOW, [], line)
+    plan = pacer("s-edf").plan(NOW, [], [*line, *[prompt(9000, None)] * 200])
     # The first takes 0.1 s and the step 0.01 s: 0.39 s are left for other prompts, which run whole.
     assert plan.long.picked == (0, 1, 3)
-    sizes: Any = SimpleNamespace(beside_s=lambda w: 1e-4 * w.tokens, fixed_s=0.0, whole_units=lambda tokens: tokens)
-    found = pack(line, sizes, budget=3000, waiting=0, left_s=9.0)
-    assert found == [0, 1]
+    assert pacer("s-edf").plan(NOW, [], line).long.picked == (0,), "few wait for the step that it saves"
 
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf"])

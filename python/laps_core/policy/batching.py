@@ -13,20 +13,19 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 
 
-def pack(
-    items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, left_s: float | None = None
-) -> list[int]:
+def pack(items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, now: float) -> list[int]:
     """Return the indices of the first of `items` and of the later prompts that are worth adding, in order.
 
     An idle server runs small batches, so that each first token comes early; a loaded server fills its batches. Only a
-    prompt alone in its batch is cut: a part of another prompt would delay the batch and give no first token. If the
-    batch must end within `left_s` (seconds), prompts join that fit into that time (FlowPrefill, SLO-aware batching).
+    prompt alone in its batch is cut: a part of another prompt would delay the batch and give no first token. No prompt
+    is added that would make one of the others late for its deadline (FlowPrefill, SLO-aware batching).
 
     items: in service order. budget: new tokens that the batch may hold. waiting: all waiting requests, with `items`.
-    A batch holds at most one prompt in progress, because SGLang has one slot for such a prompt.
+    now: the clock of the deadlines (seconds). A batch holds at most one prompt in progress, because SGLang has one slot
+    for such a prompt.
     """
     picked: list[int] = []
-    room, slot_taken = budget, False
+    room, slot_taken, took_s, limit_s = budget, False, sizes.fixed_s or 0.0, math.inf
     for i, item in enumerate(items):
         if room <= 0:
             break
@@ -35,24 +34,20 @@ def pack(
         seconds = sizes.beside_s(item)
         # SGLang counts whole pages of each request.
         tokens = sizes.whole_units(item.tokens)
-        if picked and left_s is not None and (tokens > room or seconds > left_s):
-            continue
-        if picked and left_s is None:
+        if picked:
             saved_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
-            if tokens > room or gain(saved_s, waiting - len(picked), (len(picked), -seconds)) < 0.0:
+            fits = tokens <= room and took_s + seconds <= limit_s
+            if not fits and limit_s < math.inf:
+                continue
+            if not fits or gain(saved_s, waiting - len(picked), (len(picked), -seconds)) < 0.0:
                 break
         picked.append(i)
         room -= min(tokens, room)
-        left_s = None if left_s is None else left_s - seconds
+        took_s += seconds
         slot_taken |= item.started
+        if item.deadline_s is not None and now + took_s <= item.deadline_s:
+            limit_s = min(limit_s, item.deadline_s - now)
     return picked
-
-
-def time_limit_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
-    """Return the time within which a batch must end so that its first prompt is in time, less the fixed time of a step
-    (seconds). None if that prompt has no deadline or can no longer meet it."""
-    slack = slack_s(first, sizes.work_s(first), now)
-    return slack + sizes.work_s(first) - (sizes.fixed_s or 0.0) if 0.0 <= slack < math.inf else None
 
 
 def oldest_of(longs: Sequence[Waiting]) -> int:
@@ -88,7 +83,7 @@ class LongBatches:
         if not sizes.layers and sizes.chunk is not None:
             joined = sizes.joining(joining)
             budget = sizes.timely_chunk(batch[0], joined, self._gap.least_s)
-        packed = pack(batch, sizes, budget=budget, waiting=waiting, left_s=time_limit_s(batch[0], sizes, now))
+        packed = pack(batch, sizes, budget=budget, waiting=waiting, now=now)
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
         account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.policy.batching import LongBatches, pack, time_limit_s
+from laps_core.policy.batching import LongBatches, pack
 from laps_core.policy.exchange import AHEAD, gain
 from laps_core.policy.fairness import Gap
 from laps_core.policy.order import service_order
@@ -88,8 +88,7 @@ class Preemption:
         pressed = self.would_miss_deadline(now, batch[:1], paused.left_s)
         if not pressed and moved_s < self._gap.least_s:
             return plan
-        left_s = time_limit_s(batch[0], sizes, now) if pressed else None
-        picked = pack(batch, sizes, budget=budget, waiting=len(longs), left_s=left_s)
+        picked = pack(batch, sizes, budget=budget, waiting=len(longs), now=now)
         if not picked or not self.should_preempt(now, [batch[i] for i in picked], paused, all_waiting):
             return plan
         return self._longs.cut(plan, longs, [turns[i] for i in picked], budget)
