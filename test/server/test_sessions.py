@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.managers.io_struct import SessionParams
+from sglang.srt.session import session_controller
 from sglang.srt.session.session_controller import Session, SessionReqNode
 
 
@@ -25,6 +27,9 @@ class Turns:
 
         original: Any = SessionReqNode.clear
         monkeypatch.setattr(SessionReqNode, "clear", lambda node, nodes: sessions.clear(original, node, nodes))
+        # SGLang 0.5.22 has no parameter for what makes the request.
+        monkeypatch.setattr(session_controller, "Req", self._make)
+        self._made_by = {"req_factory": self._make} if "req_factory" in signature(Session.create_req).parameters else {}
         self._before = sessions.replace_all_if_asked
         self.session: Any = Session(100, "a")
 
@@ -33,7 +38,7 @@ class Turns:
         params = SessionParams(id="a", rid=after, replace=replace)
         message = Fields(rid=rid, input_ids=ids, session_params=params)
         self._before(self.session, message)
-        return self.session.create_req(message, None, 2048, req_factory=self._make)
+        return self.session.create_req(message, None, 2048, **self._made_by)
 
     @staticmethod
     def _make(**given: Any) -> Any:
