@@ -59,7 +59,9 @@ def test_adapter_of_prompt_in_progress_is_drained_for_request_that_is_not_shown(
         builder.build_part(Part(SHORT, [shown]), None)
         return [adapter for adapter, stats in drainer.adapter_to_stats.items() if stats.is_draining_for == "c"]
 
-    builder.begun, core.under_way = ([], [SimpleNamespace(reqs=[prompt])]) if in_pause else ([prompt], [])
+    builder.begun, core.under_way = (
+        ([], [SimpleNamespace(batch=SimpleNamespace(reqs=[prompt]))]) if in_pause else ([prompt], [])
+    )
     assert [drained(), drained()] == [["b"]] * 2
     builder.begun, core.under_way = [], []
     assert not drained()
