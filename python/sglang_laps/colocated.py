@@ -167,8 +167,11 @@ class Colocated(Pauses):
     def _discard_if_all_aborted(self, flight: Flight) -> bool:
         """Return True if all requests were aborted, so that the pass can end. The event loop then frees its memory."""
         batch = flight.batch
-        # In these cases SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
-        if batch.return_logprob or batch.return_hidden_states or not all(map(_ends_early, batch.reqs)):
+        # In these cases SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request. It
+        # keeps that of streams, to which the pass writes for each row.
+        if flight.rows or batch.return_logprob or batch.return_hidden_states:
+            return False
+        if not all(map(_ends_early, flight.reqs)):
             return False
         for req in flight.reqs:
             # The KV lacks some layers, so it must not become a prefix of another request.

@@ -125,6 +125,21 @@ def test_no_batch_runs_beside_row_of_ended_stream() -> None:
     assert pauses._next(Paused(1.0, 1, rows=True)) is None
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_pass_with_rows_goes_on_if_all_its_requests_are_aborted(rows: int) -> None:
+    """SGLang keeps the KV of streams, in which the layers that did not run would be missing."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+    from sglang_laps.colocated import Colocated
+
+    plain = {"session": None, "beam_group": None, "return_sampling_mask": False, "to_finish": FINISH_ABORT()}
+    reqs = [SimpleNamespace(**plain) for _ in range(1 + rows)]
+    batch = SimpleNamespace(reqs=reqs, return_logprob=False, return_hidden_states=False)
+    shape = [(400, 0), (1, 50)][: 1 + rows]
+    flight = Flight(cls=LONG, shape=shape, batch=batch, reqs=reqs[:1], cut=None)
+    pauses: Any = object.__new__(Colocated)
+    assert pauses._discard_if_all_aborted(flight) == (rows == 0)
+
+
 def test_requests_wait_only_behind_messages_that_change_what_they_compute() -> None:
     from sglang.srt.managers import io_struct as io
 
