@@ -75,11 +75,16 @@ class Decode:
             self._since_s = now
         self.streams, self._context = streams, context
 
+    @property
+    def _due_s(self) -> float:
+        """Time at which the next tokens are due."""
+        return max(self._since_s, self._ended_s) + self.target_s
+
     def time_to_next_step_s(self, now: float) -> float:
         """Return the time until the next step must start; infinite without streams or while a step is in flight."""
         if not self.streams or self._sent:
             return math.inf
-        return max(self._since_s, self._ended_s) + self.target_s - self.step_s - now
+        return self._due_s - self.step_s - now
 
     def may_step(self, now: float) -> bool:
         """Return True if a step may run: the last step has ended, and prompts have had their share since."""
@@ -190,7 +195,7 @@ class Decode:
     ) -> Plan:
         """Return the plan for a pause of a batch with rows: as much of the short batch as runs without making the
         tokens of the rows late; otherwise the paused batch continues."""
-        left_s = max(self._since_s, self._ended_s) + self.target_s - now - paused.slice_s - paused.left_s
+        left_s = self._due_s - now - paused.slice_s - paused.left_s
         picked = [shorts[i] for i in plan.picked] if plan.order[:1] == (SHORT,) else []
         fit = _count_fitting(picked, left_s, sizes)
         if not fit:
