@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import resource
 import time
 from collections import Counter
@@ -20,10 +21,12 @@ from faults.fleet import HEAL_S, KEY, MAX_INFLIGHT, START_S, Fleet, Member
 from faults.oracle import RequestRecord
 from faults.prompts import GENERATE
 from faults.proxies import PASS
-from faults.schedule import ROUTER, Fault
+from faults.schedule import DECODE, PREFILL, ROUTER, SERVER_FAULTS, Fault
 
 SPARE_DESCRIPTORS = 12
 """Descriptors that the router may still open when its limit is lowered."""
+NOTICE_S = SERVER_FAULTS["kill"][0]
+"""Time in which a decode server that runs notices a dead prefill server (seconds)."""
 
 
 class Inflictor:
@@ -33,6 +36,8 @@ class Inflictor:
         self._fleet = fleet
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
+        self._resumed = -math.inf
+        """Time at which a stopped server last went on."""
         self.done: Counter[tuple[str, str]] = Counter()
         self.now: dict[str, str] = {}
         """Lane -> current fault, in words."""
@@ -89,6 +94,8 @@ class Inflictor:
         await asyncio.to_thread(m.server.kill)
         m.proxy.refuse()
         yield
+        if m.role == PREFILL:
+            await self._wait_until_decode_servers_notice()
         m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
         # In a thread, because on a slow disk the start takes seconds, and every proxy would stall.
         await asyncio.to_thread(m.server.start)
@@ -103,6 +110,11 @@ class Inflictor:
         await m.proxy.listen()
         m.processes = m.server.family()
 
+    async def _wait_until_decode_servers_notice(self) -> None:
+        """Wait until no decode server has been stopped for ``NOTICE_S``: a stopped one counts no missed heartbeats."""
+        while self.now.get(DECODE, "").startswith("stop") or time.monotonic() - self._resumed < NOTICE_S:
+            await asyncio.sleep(0.2)
+
     @contextlib.asynccontextmanager
     async def _stop(self, m: Member, _: str) -> AsyncIterator[None]:
         family = m.server.family()
@@ -114,6 +126,7 @@ class Inflictor:
             for p in family:
                 with contextlib.suppress(psutil.Error):
                     p.resume()
+            self._resumed = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def _pause(self, m: Member, kind: str) -> AsyncIterator[None]:
