@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from laps_core.length import LONG, SHORT
 from laps_core.policy.types import Paused, Plan
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.core import LapsCore
@@ -69,6 +70,9 @@ class Builder:
             get_chunked_req=lambda: core.chunked.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
+        self._sorts_by_priority = (
+            scheduler.policy.enable_priority_scheduling and scheduler.policy.policy != CacheAgnosticPolicy.FCFS
+        )
         # The plan decides when rows are mixed (see ``build_part``), also with --enable-mixed-chunk.
         scheduler.is_mixed_chunk = False
 
@@ -169,8 +173,13 @@ class Builder:
         try:
             # SGLang mixes the running batch into a prefill batch as with --enable-mixed-chunk. It looks at the requests
             # that wait for their grammars in each call: a request would be queued behind the plan. And pipeline stages
-            # tell each other only once a round which grammars are ready.
-            with temporarily(sched, is_mixed_chunk=rows > 0), temporarily(sched.grammar_manager, grammar_queue=[]):
+            # tell each other only once a round which grammars are ready. With priorities SGLang would sort the part by
+            # arrival.
+            with (
+                temporarily(sched, is_mixed_chunk=rows > 0),
+                temporarily(sched.grammar_manager, grammar_queue=[]),
+                temporarily(sched.policy, enable_priority_scheduling=self._sorts_by_priority),
+            ):
                 built = self._stock(running_batch)
         finally:
             self.adder = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from laps_core.policy.types import Plan
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang_laps.classes import Tag
 
 
@@ -129,6 +130,16 @@ class Grammars:
             req.grammar_wait_ct += 1
         ready, self.ready = self.ready, []
         return ready
+
+
+class FcfsPolicy:
+    """Fields of SGLang's policy that LAPS touches."""
+
+    policy = CacheAgnosticPolicy.FCFS
+    _touch_waiting_prefixes: Any = None
+
+    def __init__(self, *, by_priority: bool = False) -> None:
+        self.enable_priority_scheduling = by_priority
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import cores
 from cores import Request
 
-from .adders import Grammars, LoadInquirer, SingleRank, make_builder
+from .adders import FcfsPolicy, Grammars, LoadInquirer, SingleRank, make_builder
 
 
 class SchedulerFields:
@@ -31,6 +31,7 @@ class SchedulerFields:
         self.waiting_queue, self.chunked_req = queue, held
         self.load_inquirer: Any = loads or LoadInquirer()
         self.grammar_manager = Grammars()
+        self.policy = FcfsPolicy()
         self._pending_chunked_abort_req: Any = None
         core = cores.make_core(parked)
         pauses = SimpleNamespace(in_flight=list, adapters=set)

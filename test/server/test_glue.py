@@ -13,12 +13,13 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import LongBatch, Paused, Plan
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part
 from sglang_laps.quotes import QuotedCore
 
-from .adders import make_builder
+from .adders import FcfsPolicy, make_builder
 from .fields import Request, SchedulerFields
 
 
@@ -70,6 +71,22 @@ def test_short_batch_ignores_chunk_size_of_long_batch() -> None:
     scheduler: Any = SchedulerFields(requests("s"), stock=lambda _: seen.append(scheduler.chunked_prefill_size))
     scheduler.laps.builder.build_part(Part(SHORT, scheduler.waiting_queue, None, 128), None)
     assert seen == [512]
+
+
+@pytest.mark.parametrize(("policy", "sorts"), [(CacheAgnosticPolicy.FCFS, False), (CacheAgnosticPolicy.LOF, True)])
+def test_sglang_keeps_plan_order_with_priorities(policy: CacheAgnosticPolicy, sorts: bool) -> None:
+    """SGLang would sort the part by priority and arrival."""
+    seen: list[bool] = []
+
+    def stock(_: Any) -> None:
+        seen.append(scheduler.policy.enable_priority_scheduling)
+
+    scheduler: Any = SchedulerFields(requests("s"))
+    scheduler.policy = FcfsPolicy(by_priority=True)
+    scheduler.policy.policy = policy
+    make_builder(scheduler, scheduler.laps.core, stock).build_part(Part(SHORT, scheduler.waiting_queue), None)
+    assert seen == [sorts]
+    assert scheduler.policy.enable_priority_scheduling
 
 
 def test_request_preempted_during_build_waits_for_next_plan(mixin: Any) -> None:

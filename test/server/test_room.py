@@ -14,7 +14,7 @@ from laps_core.policy.types import LongBatch, Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, Grammars, LoadInquirer, adder, fill_batch, make_builder, make_request
+from .adders import Cache, FcfsPolicy, Grammars, LoadInquirer, adder, fill_batch, make_builder, make_request
 
 __all__ = ["adder"]
 POOL = 4096
@@ -38,6 +38,7 @@ class Stock:
         self.disagg_prefill_inflight_queue: list[Any] = []
         self.load_inquirer = LoadInquirer()
         self.grammar_manager = Grammars()
+        self.policy = FcfsPolicy()
 
     def get_prefill_adder_class(self) -> Any:
         from sglang.srt.managers.schedule_policy import PrefillAdder

@@ -21,7 +21,7 @@ from laps_plan.profile import Profile
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, Grammars, LoadInquirer, Prompt, SingleRank, adder, fill_batch
+from .adders import Cache, FcfsPolicy, Grammars, LoadInquirer, Prompt, SingleRank, adder, fill_batch
 
 __all__ = ["adder"]
 THRESHOLD = 256
@@ -90,6 +90,7 @@ class Virtual:
     enable_staging = False
     load_inquirer = LoadInquirer()
     grammar_manager = Grammars()
+    policy = FcfsPolicy()
 
     def __post_init__(self) -> None:
         from sglang_laps.builder import Builder

@@ -27,8 +27,8 @@ def show(scheduler: Any, *, drainer: Any = None, skipper: Any = None) -> list[li
     from sglang_laps import whole_view
 
     refreshed: list[list[str]] = []
-    policy = SimpleNamespace(_touch_waiting_prefixes=lambda _, queue: refreshed.append([r.rid for r in queue]))
-    scheduler.lora_drainer, scheduler.policy = drainer, policy
+    scheduler.policy._touch_waiting_prefixes = lambda _, queue: refreshed.append([r.rid for r in queue])
+    scheduler.lora_drainer = drainer
     scheduler.last_batch, scheduler.request_receiver = "last", Receiver(lambda: scheduler.last_batch, skipper)
     whole_view.show(scheduler, scheduler.laps.core, scheduler.laps.builder)
     return refreshed
