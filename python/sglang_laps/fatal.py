@@ -53,18 +53,21 @@ def verify(params: Any, vocab_size: int) -> None:
 
 
 @cache
-def _declared_types() -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in UNTYPED}
+def _typed() -> Any:
+    """Return a structure with the sampling parameters that SGLang declares a type for."""
+    fields = msgspec.structs.fields(SamplingParams)
+    return msgspec.defstruct("Typed", [(field.name, field.type) for field in fields if field.name not in UNTYPED])
 
 
 def require_types(params: Any) -> None:
     """Give sampling parameters the types that SGLang declares: 5.0 becomes 5. Raise ValueError for values of other
     types."""
-    for name, kind in _declared_types().items():
-        try:
-            setattr(params, name, msgspec.convert(getattr(params, name), kind, strict=False))
-        except msgspec.ValidationError as e:
-            raise ValueError(f"{name}: {e}") from None
+    try:
+        typed = msgspec.convert(params, _typed(), strict=False, from_attributes=True)
+    except msgspec.ValidationError as e:
+        raise ValueError(f"sampling parameters: {e}") from None
+    for name in typed.__struct_fields__:
+        setattr(params, name, getattr(typed, name))
 
 
 def _is_bias(value: Any) -> bool:
