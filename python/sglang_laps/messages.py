@@ -9,6 +9,7 @@ from sglang.srt.managers.io_struct import (
     AbortReq,
     AttachHiCacheStorageReqInput,
     BatchTokenizedGenerateReqInput,
+    CheckWeightsReqInput,
     ClearHiCacheReqInput,
     CloseSessionReqInput,
     ConfigureLoggingReq,
@@ -27,18 +28,23 @@ from sglang.srt.managers.io_struct import (
     SlowDownReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReqInput,
+    UpdateWeightVersionReqInput,
 )
 
 AT_ONCE = (
     *(TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq, SetInternalStateReq),
     *(OpenSessionReqInput, CloseSessionReqInput, ProfileReq, ConfigureLoggingReq, FreezeGCReq, SlowDownReqInput),
+    UpdateWeightVersionReqInput,
     # A new adapter is kept on the host until a batch uses it.
     *(LoadLoRAAdapterReqInput, LoadLoRAAdapterFromTensorsReqInput),
     # SGLang refuses these while a batch runs, or tries them again when the server is idle.
     *(FlushCacheReqInput, AttachHiCacheStorageReqInput, DetachHiCacheStorageReqInput),
 )
 """Messages that can be dispatched while a batch is paused: they change neither weights nor a running batch."""
-ALONE = (UnloadLoRAAdapterReqInput, ClearHiCacheReqInput, ExpertDistributionReq, GetWeightsByNameReqInput)
+ALONE = (
+    *(UnloadLoRAAdapterReqInput, ClearHiCacheReqInput, ExpertDistributionReq),
+    *(GetWeightsByNameReqInput, CheckWeightsReqInput),
+)
 """Messages that wait for the end of the batch while later ones do not: a client sends what relies on such a message
 after its reply. Any other message, and all messages after it, wait for the end of the batch."""
 

@@ -153,6 +153,8 @@ def test_requests_wait_only_behind_messages_that_change_what_they_compute() -> N
         (unload(lora_id="unused"), False, False),
         (unload(lora_id="paused"), True, False),
         (expert_counts, True, False),
+        (io.UpdateWeightVersionReqInput(new_version="2"), False, False),
+        (io.CheckWeightsReqInput(), True, False),
         (update, True, True),
     ):
         scheduler = Fake()
