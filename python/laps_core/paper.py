@@ -56,6 +56,9 @@ class PaperWindow(Window):
         super().record_arrivals(now, n, blind_since)
         self._rate.add(now, n)
 
+    def _most_at_once(self, shorts: Sequence[Waiting]) -> int:
+        return len(shorts)
+
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
     ) -> str | float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from laps_core.config import LapsConfig
+from laps_core.paper import PaperWindow
 from laps_core.policy.hold import Window
 from laps_core.policy.types import Plan, Waiting
 from windows import MS, approximate, hold_plan, make_window, predict, release_plan, short_prompt
@@ -122,6 +123,16 @@ def test_preempting_batch_takes_all_requests_without_hold() -> None:
         later, [short_prompt(now), short_prompt(later, deadline=now)], token_budget=8192, contended=True
     )
     assert answer == release_plan((0, 1), "preempt", approximate(1 * MS), late=1)
+
+
+def test_first_requests_of_crowd_leave_before_others() -> None:
+    """A request takes 1 ms beside others, a step 8 ms more: 2 sqrt(64 x 8) of 64 leave, but all of 16."""
+    for waiting, leave in ((64, 46), (16, 16)):
+        crowd = [short_prompt() for _ in range(waiting)]
+        plan = ask(make_window(), 0.0, crowd)
+        assert (plan.picked, plan.split) == (tuple(range(leave)), leave < waiting)
+        assert len(ask(make_window(), 0.0, crowd, contended=True).picked) == waiting
+    assert len(ask(PaperWindow(LapsConfig(), predict), 0.0, [short_prompt() for _ in range(64)]).picked) == 64
 
 
 def test_zero_window_reports_mode_off() -> None:

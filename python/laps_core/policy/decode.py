@@ -188,7 +188,7 @@ class Decode:
                 return step
             # Even after a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
-        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
+        return plan._replace(picked=plan.picked[:fit], split=plan.split or fit < len(picked), decode=count_carries(fit))
 
     def _adjust_beside_rows(
         self, now: float, plan: Plan, shorts: Sequence[Waiting], paused: Paused, sizes: Sizes

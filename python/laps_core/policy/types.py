@@ -136,7 +136,7 @@ class Plan(NamedTuple):
     mixed: bool = False
     """True if the picked short requests share the long batch's step: this pays, or the batch cannot pause (Medha)."""
     split: bool = False
-    """True if only the picked short requests may run: more would make the next decode step late."""
+    """True if only the picked short requests may run: more would make the next decode step late, or delay a crowd."""
     held: Held = ""
     """Reason why waiting short requests are held back: the window has not ended, or a long prompt lacks memory and
     nothing new may start in its place."""
