@@ -148,11 +148,11 @@ class LapsCore:
         whole_s = self.pacer.model.predict(flight.shape)
         seen = [as_waiting(r, self._priority.of(r)) for f in self.under_way for r in f.reqs]
         first = min((w.priority for w in seen), default=0)
-        due = min((w.deadline_s for w in seen if w.deadline_s is not None), default=None)
+        dues = tuple(w.deadline_s for w in seen if w.deadline_s is not None)
         left_s = float("inf") if whole_s is None else whole_s * layers_left / layers
         slice_s = 0.0 if whole_s is None else whole_s * flight.layers / (layers * flight.parts)
         weight = self.pacer.sizes.weight(seen)
-        return Paused(left_s, len(self.under_way), first, weight, due, slice_s, self.rows_under_way > 0)
+        return Paused(left_s, len(self.under_way), first, weight, dues, slice_s, self.rows_under_way > 0)
 
     # -- what the batch builder is shown
 

@@ -28,7 +28,12 @@ longs = st.builds(
     started=st.booleans(), priority=st.integers(0, 1),
 )  # fmt: skip
 breaks = st.builds(
-    Paused, st.floats(0.0, 1.0), st.integers(1, 2), weight=COSTS, deadline_s=deadlines, slice_s=st.floats(0.0, 0.01)
+    Paused,
+    st.floats(0.0, 1.0),
+    st.integers(1, 2),
+    weight=COSTS,
+    deadlines=st.lists(st.floats(-1.0, 9.0), max_size=3).map(tuple),
+    slice_s=st.floats(0.0, 0.01),
 )
 
 

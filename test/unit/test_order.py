@@ -125,7 +125,7 @@ BEFORE: dict[str, list[int]] = {"least-work": [2, 0], "fcfs": [], "s-edf": [0], 
 @pytest.mark.parametrize("name", ORDERS)
 def test_service_order_lists_only_prompts_before_paused_batch(name: str) -> None:
     jobs = [due(1.0, 1.5), due(6.0, None), due(0.5, None)]
-    paused = Paused(3.0, 1, deadline_s=NOW + 9.0 if name != "least-work" else None)
+    paused = Paused(3.0, 1, deadlines=(NOW + 9.0,) if name != "least-work" else ())
     assert service_order(ORDERS[name], jobs, SIZES, NOW, paused) == BEFORE[name]
 
 

@@ -34,37 +34,47 @@ def prompt(tokens: int, due_s: float | None, since_s: float = 99.0) -> Waiting:
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf", "lars"])
 def test_prompt_that_would_miss_deadline_preempts_paused_prompt(order: str) -> None:
-    paused = Paused(0.5, 1, weight=1.0, deadline_s=NOW + 5.0)
+    paused = Paused(0.5, 1, weight=1.0, deadlines=(NOW + 5.0,))
     plan = pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 0.3)], paused=paused)
     assert (plan.order, plan.long.picked) == ((LONG,), (1,))
-    urgent = Paused(0.5, 1, weight=1.0, deadline_s=NOW + 0.52)
+    urgent = Paused(0.5, 1, weight=1.0, deadlines=(NOW + 0.52,))
     assert not pacer(order).plan(NOW, [], [prompt(6000, 0.7)], paused=urgent).order, "one of both would miss it"
     assert not pacer(order).plan(NOW, [], [prompt(1000, 0.3)], paused=paused._replace(depth=2)).order
 
 
 def test_deadline_of_paused_prompt_counts_equally() -> None:
     """The work takes 0.11 s; the paused prompt would end in 0.5 s."""
-    one, urgent = [prompt(1000, 0.3)], Paused(0.5, 1, weight=0.1, deadline_s=NOW + 0.55)
+    one, urgent = [prompt(1000, 0.3)], Paused(0.5, 1, weight=0.1, deadlines=(NOW + 0.55,))
     assert pacer("s-edf").plan(NOW, [], one, paused=urgent).order == (LONG,), "both would miss one: the sums decide"
     assert not pacer("s-edf").plan(NOW, [], one, paused=urgent._replace(weight=100.0)).order
+
+
+def test_hopeless_deadline_of_paused_batch_hides_no_other() -> None:
+    """The short work takes 15 ms. The paused batch would end in 0.5 s."""
+    paused = Paused(0.5, 1, weight=0.1, deadlines=(NOW + 0.1, NOW + 0.505))
+    assert not pacer("least-work").plan(NOW, [prompt(50, 5.0)], [], paused=paused).order, "the second can be in time"
+    assert not pacer("least-work").plan(NOW, [], [prompt(300, None)], paused=paused).order, "a deadline goes first"
+    hopeless = paused._replace(deadlines=(NOW + 0.1,))
+    assert pacer("least-work").plan(NOW, [prompt(50, 5.0)], [], paused=hopeless).order == (SHORT,)
+    assert pacer("least-work").plan(NOW, [], [prompt(300, None)], paused=hopeless).order == (LONG,)
 
 
 def test_urgent_prompt_preempts_again_after_fixed_step_time() -> None:
     """The gap is 40 ms, a step's fixed time 10 ms; work of 0.11 s is due in 0.3 s."""
     for due_s, moved_s, again in ((0.3, 0.009, False), (0.3, 0.011, True), (None, 0.011, False), (None, 0.041, True)):
         one, me = prompt(1000, due_s), pacer("least-work")
-        paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)
+        paused = Paused(0.5, 1, weight=0.1, deadlines=(NOW + 5.0,))
         assert me.plan(NOW, [], [one], paused=paused).order == (LONG,)
         assert bool(me.plan(NOW, [], [one], paused=paused._replace(left_s=0.5 - moved_s)).order) == again
 
 
 def test_short_request_preempts_unless_paused_prompt_becomes_late() -> None:
     calm = Waiting(50, 0, 99.0, NOW + 5.0)
-    paused = Paused(0.5, 1, weight=0.1, deadline_s=NOW + 5.0)
+    paused = Paused(0.5, 1, weight=0.1, deadlines=(NOW + 5.0,))
     decide = pacer("least-work").plan
     assert decide(NOW, [calm], [], paused=paused).order == (SHORT,)
     assert decide(NOW, [calm._replace(deadline_s=None)], [], paused=paused).order == (SHORT,)
-    assert not decide(NOW, [calm], [], paused=paused._replace(deadline_s=NOW + 0.505)).order, "that one would be late"
+    assert not decide(NOW, [calm], [], paused=paused._replace(deadlines=(NOW + 0.505,))).order, "that one would be late"
 
 
 def test_batch_is_filled_while_its_prompts_stay_in_time() -> None:

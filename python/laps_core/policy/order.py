@@ -71,7 +71,7 @@ def service_order(
     items, works = [*waiting], [sizes.work_s(w) for w in waiting]
     lone = [sizes.lone_s(w) for w in waiting]
     if paused is not None:
-        items.append(Waiting(0, 0, -math.inf, paused.deadline_s, priority=paused.priority))
+        items.append(Waiting(0, 0, -math.inf, paused.due_s(now), priority=paused.priority))
         works.append(paused.left_s)
         lone.append(paused.left_s)
 

@@ -39,7 +39,7 @@ class Preemption:
         (picked requests, paused batch) miss a deadline, that one goes first. Otherwise the exchange must pay."""
         fixed_s = self._sizes.fixed_s or 0.0
         took_s = self._sizes.batch_s(picked) or fixed_s
-        ends_at, due_s = now + paused.left_s, paused.deadline_s
+        ends_at, due_s = now + paused.left_s, paused.due_s(now)
         missed = self.would_miss_deadline(now, picked, paused.left_s)
         if missed != (due_s is not None and ends_at <= due_s < ends_at + took_s):
             return missed

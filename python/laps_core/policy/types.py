@@ -51,12 +51,16 @@ class Paused(NamedTuple):
     """Highest priority among the requests of the batch; smaller values are higher."""
     weight: float = 0.0
     """Weight of the requests of the batch (1/seconds), by ``Sizes.weight``."""
-    deadline_s: float | None = None
-    """Earliest deadline among the requests of the batch (seconds of the caller's clock)."""
+    deadlines: tuple[float, ...] = ()
+    """Deadlines of the requests of the batch (seconds of the caller's clock)."""
     slice_s: float = 0.0
     """Device time of the next slice (seconds); 0 if unknown."""
     rows: bool = False
     """True if a batch under way carries a row of each stream: their tokens come at its end."""
+
+    def due_s(self, now: float) -> float | None:
+        """Return the earliest deadline that the batch meets if it runs on at `now`; if it meets none, the earliest."""
+        return min(self.deadlines, key=lambda due_s: (due_s < now + self.left_s, due_s), default=None)
 
 
 class Account(NamedTuple):

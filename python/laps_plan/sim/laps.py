@@ -98,10 +98,10 @@ class Laps:
             left_s = sum(top.slices[: -1 if launched is not None else None])
             requests = [r for s in under_way for r, _, _ in s.whole.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
-            due = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
+            dues = tuple(r.view.deadline_s for r in requests if r.view.deadline_s is not None)
             slice_s = top.slices[-1]
             rows = any(s.whole.streams for s in under_way)
-            paused = Paused(left_s, len(under_way), weight=weight, deadline_s=due, slice_s=slice_s, rows=rows)
+            paused = Paused(left_s, len(under_way), weight=weight, deadlines=dues, slice_s=slice_s, rows=rows)
         below = {id(r) for s in under_way for r, _, _ in s.whole.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.current_view or _long(r) for r in longs]
