@@ -12,8 +12,8 @@ from unittest import mock
 from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
-from laps_core.paper import PaperPacer
-from laps_core.policy import batching, exchange, fairness, order, preemption
+from laps_core.paper import PaperPacer, PaperWindow
+from laps_core.policy import batching, exchange, fairness, hold, order, preemption
 from laps_core.policy.fairness import Gap
 from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
@@ -118,7 +118,7 @@ RULES = (
     Rule("shared steps", "steps of one class", patches=[patch(Preemption, "share", _unshared)]),
     Rule(
         "later arrivals", "each waiting request counts once",
-        patches=[patch(exchange, "AHEAD", 1.0), patch(preemption, "AHEAD", 1.0)],
+        patches=[patch(module, "AHEAD", 1.0) for module in (exchange, preemption, hold)],
     ),
     Rule(
         "half a chunk preempts", "a whole one", patches=[patch(Sizes, "preempting_budget", _whole_chunk)],
@@ -129,6 +129,7 @@ RULES = (
         patches=[patch(Pacer, "decision_time_s", PaperPacer.decision_time_s)],
     ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
+    Rule("crowds", "one batch", patches=[patch(Window, "most_at_once", PaperWindow.most_at_once)]),
     Rule("bursts", "clients due back are waited for alone", patches=[patch(Window, "record_arrivals", _no_burst)]),
     Rule(
         "deadlines press", "they wait for the gap",

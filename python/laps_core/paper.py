@@ -56,7 +56,7 @@ class PaperWindow(Window):
         super().record_arrivals(now, n, blind_since)
         self._rate.add(now, n)
 
-    def _most_at_once(self, shorts: Sequence[Waiting]) -> int:
+    def most_at_once(self, shorts: Sequence[Waiting]) -> int:
         return len(shorts)
 
     def _judge(

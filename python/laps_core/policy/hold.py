@@ -124,7 +124,7 @@ class Window:
         """
         self._waiting = len(shorts)
         picked, room = [0], token_budget - shorts[0].tokens
-        most = len(shorts) if contended else self._most_at_once(shorts)
+        most = len(shorts) if contended else self.most_at_once(shorts)
         for i, waiting in enumerate(shorts[1:], 1):
             if waiting.tokens <= room and len(picked) < most:
                 picked.append(i)
@@ -146,7 +146,7 @@ class Window:
         self._held_since = held_since
         return Plan((), held="window", account=Account(until_s=verdict))
 
-    def _most_at_once(self, shorts: Sequence[Waiting]) -> int:
+    def most_at_once(self, shorts: Sequence[Waiting]) -> int:
         """Return how many of these requests should leave in one batch."""
         fixed_s, all_s = self._predict([(1, 0)]), self._predict([(s.tokens, s.history) for s in shorts])
         if fixed_s is None or all_s is None or all_s <= fixed_s:
