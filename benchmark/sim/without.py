@@ -87,7 +87,7 @@ def fills(items: Sequence[Waiting], sizes: Sizes, *, budget: int, **_: Any) -> l
     return picked
 
 
-def _unshared(self: Preemption, now: float, picked: Any, longs: Any, plan: Plan, all_waiting: float) -> Plan:
+def _unshared(self: Preemption, now: float, picked: Any, longs: Any, plan: Plan, *_: Any, **__: Any) -> Plan:
     return plan
 
 
