@@ -28,8 +28,9 @@ FAR_S, NEAR_S, LATER_S = TURNAROUND_S, (0.1e-3, 0.3e-3), 20e-3
 """Pauses of clients (seconds): two uniform between bounds (FAR_S, NEAR_S), one exponential with mean LATER_S."""
 NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
 """Time of an answer and of a request between the scheduler and a near client (seconds)."""
-BURST, BURST_RATE = 6.0, 0.5
-"""Mean number of requests in a burst, and the share of a device that they would keep busy one by one (0..1)."""
+BURST, CROWD, BURST_RATE = 6.0, 100.0, 0.5
+"""Mean number of requests in a burst and in a crowd, and the share of a device that they would keep busy one by one
+(0..1)."""
 TIGHT = 80_000, 1.0
 """KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's KV."""
 RANKS_PER_S = {"azure_conv": 30.8, "mooncake_synthetic": 2.38, "agents": 1.33}
@@ -127,6 +128,8 @@ class Load:
     clients: int = 0
     """Clients of a closed loop; 0 for an open load."""
     pause: Pause = FAR
+    burst: float = BURST
+    """Mean number of requests in a burst."""
     near: bool = False
     """True if answers reach the clients, and requests the scheduler, almost at once."""
     deadlines: bool = False
@@ -151,7 +154,7 @@ class Load:
         if self.clients:
             return Loop(self.what, self.clients, requests, seed, pause=self.pause)
         step_s = profile.coefficients.step_s + profile.step_host_s
-        return Open(self.what, BURST_RATE / step_s, requests, seed, burst=BURST)
+        return Open(self.what, BURST_RATE / step_s, requests, seed, burst=self.burst)
 
 
 @cache
@@ -220,6 +223,7 @@ LOADS: dict[str, Load] = {
     "chat 8, near": _closed(SHORT, 8, pause=NEAR),
     "chat 8, uneven": _closed(SHORT, 8, pause=UNEVEN),
     "bursts, near": Load(SHORT, near=True),
+    "crowds, near": Load(SHORT, burst=CROWD, near=True),
     "mix 90%, deadlines": Load(MIXED, 0.9, deadlines=True),
     "tasks 100%, deadlines": Load(TASKS, 1.0, 1500, deadlines=True),
     "tasks 130%, deadlines": Load(TASKS, 1.3, 1500, deadlines=True),
