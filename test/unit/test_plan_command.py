@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -105,6 +105,27 @@ def test_lengths_without_times_require_rate(tmp_path: Path, capsys: pytest.Captu
     path.write_text("new_tokens\n" + "50\n" * 99)
     assert main([str(path)]) == 2
     assert "--rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("times", "args", "told"),
+    [
+        ([*range(99), 1e17], [], "years"),
+        ([*range(99), 1e17], ["--colocated"], "years"),
+        (range(100), ["--rate", "1e-12"], "years"),
+        (range(100), ["--rate", "1e12"], "requests per second"),
+        ([1e-9 * i for i in range(100)], [], "requests per second"),
+    ],
+)
+def test_times_in_another_unit_are_refused(
+    times: Sequence[float], args: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_ms,new_tokens\n" + "".join(f"{t},50\n" for t in times))
+    assert main([str(path), *args, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

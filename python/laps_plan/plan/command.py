@@ -39,6 +39,9 @@ WHOLE = 2000
 """Maximum requests per server if whole answers are simulated."""
 FEWEST = 60
 """Minimum requests for an answer."""
+MOST_RATE, MOST_YEARS = 10_000.0, 100
+"""Maximum requests per second, and maximum span of all requests."""
+YEAR_S = 365.25 * 86400
 T = TypeVar("T", Trials, whole.Trials)
 
 
@@ -252,8 +255,20 @@ def _trials(make: Callable[[Traffic], T], traffic: Traffic, args: argparse.Names
     trials, rate, load = make(traffic), args.rate, args.load
     if rate is None and load is None:
         if traffic.timed:
+            _require_plausible_times(traffic)
             return trials
         if args.mix is None:
             raise ValueError(f"{args.file} has no times: give --rate or --load")
         load = LOAD
-    return make(trials.traffic.at_rate(rate or load * trials.capacity * args.servers))
+    scaled = trials.traffic.at_rate(rate or load * trials.capacity * args.servers)
+    _require_plausible_times(scaled)
+    return make(scaled)
+
+
+def _require_plausible_times(traffic: Traffic) -> None:
+    """Raise ValueError for times in another unit: a search for servers would not end, and rounding would be seconds."""
+    if traffic.rate > MOST_RATE:
+        raise ValueError(f"{traffic.rate:,.0f} requests per second: more than {MOST_RATE:,.0f} are not simulated")
+    years = (traffic.jobs[-1].at_s - traffic.jobs[0].at_s) / YEAR_S
+    if years > MOST_YEARS:
+        raise ValueError(f"the requests span {years:,.0f} years: more than {MOST_YEARS} are not simulated")
