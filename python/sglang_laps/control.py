@@ -11,6 +11,7 @@ from fastapi import HTTPException
 from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
 from sglang.srt.managers.io_struct import (
     BeginWeightUpdateReqOutput,
+    InitWeightsUpdateGroupReqOutput,
     ProfileReqOutput,
     ReleaseMemoryOccupationReqOutput,
     ResumeMemoryOccupationReqOutput,
@@ -31,12 +32,13 @@ _UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterM
 _PROFILER = "managers.scheduler_components.profiler_manager.SchedulerProfilerManager"
 UPDATES: dict[str, Callable[..., Any]] = {
     "begin_weight_update": BeginWeightUpdateReqOutput,
+    "init_weights_update_group": InitWeightsUpdateGroupReqOutput,
     "update_weights_from_disk": UpdateWeightFromDiskReqOutput,
     "update_weights_from_ipc": UpdateWeightsFromIPCReqOutput,
     "update_weights_from_tensor": UpdateWeightsFromTensorReqOutput,
 }
 """Methods that change weights, with their replies. SGLang lets errors in their messages end the scheduler: an unknown
-format, for example."""
+format, for example, or a group without a name."""
 MEET = ("begin_weight_update", "update_weights_from_ipc", "update_weights_from_tensor")
 """Methods at whose end all ranks wait for each other."""
 

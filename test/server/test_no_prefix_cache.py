@@ -65,17 +65,22 @@ def test_fatal_values_are_refused_and_server_keeps_serving(
 
 
 @pytest.mark.parametrize(
-    ("route", "body"),
+    ("route", "body", "told"),
     [
-        ("/update_weights_from_disk", {"model_path": "", "load_format": "unknown"}),
-        ("/begin_weight_update", {"selector": "unknown"}),
+        ("/update_weights_from_disk", {"model_path": "", "load_format": "unknown"}, "unknown"),
+        ("/begin_weight_update", {"selector": "unknown"}, "unknown"),
+        (
+            "/init_weights_update_group",
+            {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2, "group_name": ""},
+            "name cannot be empty",
+        ),
     ],
 )
 def test_messages_of_new_weights_that_sglang_cannot_read_are_refused(
-    prefill: Prefill, route: str, body: dict[str, Any]
+    prefill: Prefill, route: str, body: dict[str, Any], told: str
 ) -> None:
     status, answer = prefill.post(route, body)
-    assert (status, "unknown" in answer) == (400, True), answer
+    assert (status, told in answer) == (400, True), answer
     assert prefill.post("/generate", request_body(82, [5, 6, 7]))[0] == 200
 
 
