@@ -86,15 +86,21 @@ def row(url: str, answer: Answer) -> Row:
     status = answer.status
     if status is None:
         return Row(url=url, error=answer.error or "no answer")
-    if "prefill" in status:
-        return _router(url, status)
+    try:
+        found = _router(url, status) if "prefill" in status else _prefill(url, status, answer.recent)
+        # Values of another type would end the view of all servers.
+        return msgspec.convert(msgspec.to_builtins(found), Row)
+    except (AttributeError, TypeError, ValueError):
+        return Row(url=url, error="no status of LAPS")
+
+
+def _prefill(url: str, status: Mapping[str, Any], recent: Sequence[Seen] | None) -> Row:
     if not status.get("enabled"):
         return Row(url=url, kind="prefill", error=f"LAPS is off: {status.get('reason') or 'no reason given'}")
     waiting = {c: _at(status, "queues", c, "depth") for c in CLASSES}
     oldest = [_at(status, "queues", c, "oldest_wait_s") for c in CLASSES]
     ranks = status.get("ranks") or [status]
     counts = [_at(r, "preemption", key) for r in ranks for key in ("by_short_batches", "by_smaller_prompts")]
-    recent = answer.recent
     return Row(
         url=url,
         kind="prefill",

@@ -139,6 +139,23 @@ def test_incomplete_status_gives_row_with_gaps(status: dict[str, Any]) -> None:
     assert draw(table({"u": Answer(status)}, 1))
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"enabled": True, "queues": {"short": {"depth": "x", "oldest_wait_s": 1.0}, "long": {"oldest_wait_s": "y"}}},
+        {**STATUS, "holds": {"tokens": 5}},
+        {"enabled": True, "ranks": 7},
+        {"prefill": None},
+        {"prefill": [], "queued": [1]},
+        {"prefill": [], "decode": 3},
+    ],
+)
+def test_status_of_other_types_leaves_other_servers_in_view(status: dict[str, Any]) -> None:
+    shown = table({"odd": Answer(status), "u": Answer(STATUS)}, 1)
+    assert [found.error for found in shown.servers] == ["no status of LAPS", ""]
+    assert draw(shown)
+
+
 def test_table_lists_slowest_requests_of_all_servers() -> None:
     one = Answer(STATUS, recent=(Seen("a", 5.0), Seen("b", 3.0)))
     other = Answer(STATUS, recent=(Seen("c", 4.0, "long", causes={"memory": 1.0, "behind_long": 3.0}),))
