@@ -104,7 +104,7 @@ class Server:
                 return Answer(error="no status of LAPS")
         except HTTPError as e:
             return Answer(error={401: "needs the key (--api-key)", 404: "no LAPS here"}.get(e.code, f"HTTP {e.code}"))
-        except (OSError, HTTPException, ValueError) as e:
+        except (OSError, HTTPException, ValueError, RecursionError) as e:
             return Answer(error=f"no answer: {_words(e)}")
         now = time.monotonic()
         if now < self._retry_s or "prefill" in status:
@@ -114,7 +114,7 @@ class Server:
         except HTTPError as e:
             self._retry_s = now + RETRY_S * (e.code == 404)
             return Answer(status)
-        except (OSError, HTTPException, ValueError):
+        except (OSError, HTTPException, ValueError, RecursionError):
             return Answer(status)
         return Answer(status, recent=tuple(receipt for _, receipt in self._kept.values()))
 

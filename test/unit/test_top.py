@@ -171,6 +171,7 @@ def test_table_lists_slowest_requests_of_all_servers() -> None:
     [
         (FakeServer(key="geheim"), "needs the key (--api-key)"),
         (FakeServer(status=b"<html>"), "no answer: JSON is malformed"),
+        (FakeServer(status=b"[" * 100_000), "no answer: maximum recursion depth"),
         (FakeServer(status=[1]), "no status of LAPS"),
         (FakeServer(redirect="http://127.0.0.1:9/"), "HTTP 302"),
         (FakeServer(status={"enabled": False, "reason": "it decodes"}), "LAPS is off: it decodes"),
