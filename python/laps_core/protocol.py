@@ -199,5 +199,5 @@ def read(said: bytes | Mapping[str, Any], kind: type[T]) -> T:
         if isinstance(said, bytes):
             return msgspec.json.decode(said, type=kind)
         return msgspec.convert(said, kind)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise ValueError(str(e)) from None

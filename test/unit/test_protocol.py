@@ -28,6 +28,7 @@ def test_status_round_trips(enabled: bool, version: str, load: Load | None) -> N
         b"",
         b"\xff",
         b"[1]",
+        b'{"other": ' + b"[" * 100_000,
         b'{"load": null}',
         b'{"enabled": true, "load": {}}',
         b'{"enabled": true, "load": {"backlog_tokens": 1, "slo_deviation": 0}}',

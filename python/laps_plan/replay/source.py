@@ -77,5 +77,5 @@ def _get(url: str, route: str, kind: Any) -> Any:
     body = asking.get(url, route, TIMEOUT_S)
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise ValueError(f"{url.rstrip('/')}/{route}: {e}") from None
