@@ -69,17 +69,18 @@ def service_order(
     """Return the indices of ``waiting`` in service order at ``now`` (seconds): by priority, then by ``order``. With
     ``paused``, return only the prompts that go before the paused batch."""
     items, works = [*waiting], [sizes.work_s(w) for w in waiting]
-    lone = [sizes.lone_s(w) for w in waiting]
     if paused is not None:
         items.append(Waiting(0, 0, -math.inf, paused.due_s(now), priority=paused.priority))
         works.append(paused.left_s)
-        lone.append(paused.left_s)
+    # Hundreds of requests can wait, so predict only what the order reads.
+    lone = [*map(sizes.lone_s, waiting), *works[len(waiting) :]] if order is lars else works
 
-    def key(i: int) -> Key:
-        return items[i].priority, *order(items[i], works[i], lone[i], now)
+    def key(i: int) -> tuple[int, Key]:
+        return items[i].priority, order(items[i], works[i], lone[i], now)
 
     turns = sorted(range(len(items)), key=key)
-    if order is least_work and (late := _late(turns, items, works, now)):
+    due = order is least_work and any(w.deadline_s is not None for w in items)
+    if due and (late := _late(turns, items, works, now)):
         rank = {i: n for n, i in enumerate(in_time(items, works, now))}
         if not late.isdisjoint(rank):
             turns.sort(key=lambda i: (items[i].priority, rank.get(i, len(rank))))
