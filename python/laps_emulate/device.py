@@ -10,8 +10,7 @@ import math
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from sglang_laps.cutter import SliceOrder
-from sglang_laps.stand_in import StandIn
+from sglang_laps.cutter import SliceOrder, StandIn
 
 from laps_emulate.events import DeviceModule
 from laps_emulate.record import Record
@@ -42,6 +41,7 @@ class EmulatedDevice(StandIn):
         self.operators = 4
         self.spec, self.waits = spec, waits
         self._profile = spec.profile.stretched(spec.slow * share)
+        self.launch_s = self._profile.slices_launch_s
         self.record, self.decoded = Record(), Record()
         """Records of prefill steps, with and without decoded rows; and of decode steps."""
         self._timeline = timeline or Timeline()
@@ -49,11 +49,6 @@ class EmulatedDevice(StandIn):
         self._lasted_s = 0.0
         """Sum over all steps so far."""
         runner.forward = self._forward
-
-    @property
-    def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, its pauses included."""
-        return self._profile.slices_launch_s
 
     @property
     def labels(self) -> dict[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_laps.cutter import stand_in_status
 from sglang_laps.seams import hook
-from sglang_laps.stand_in import status
 from sglang_laps.support import refuse, resolved
 
 from laps_emulate.device import EmulatedDevice
@@ -57,7 +57,7 @@ def install(spec: DeviceSpec) -> None:
         return result
 
     def state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        result.internal_state.update(status(scheduler))
+        result.internal_state.update(stand_in_status(scheduler))
         return result
 
     logger.warning(spec.warning())

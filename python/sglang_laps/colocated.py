@@ -24,9 +24,9 @@ from sglang_laps import group, no_slices
 from sglang_laps.builder import Builder, streams
 from sglang_laps.chunked import InProgress
 from sglang_laps.core import LapsCore
+from sglang_laps.cutter import device_of
 from sglang_laps.flights import Flight, Part
 from sglang_laps.pauses import Pauses
-from sglang_laps.stand_in import device_of
 from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:

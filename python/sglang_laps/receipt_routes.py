@@ -14,7 +14,7 @@ from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipt, Rec
 from sglang.srt.entrypoints.http_server import app, get_global_state
 
 from sglang_laps import answering
-from sglang_laps.receipt_queries import ask
+from sglang_laps.receipts import ask
 from sglang_laps.routes import reply, serve
 
 SLOWEST = 20

@@ -1,12 +1,16 @@
 """Receipts of one scheduler: records what the device runs and which batches are held, and makes an account of each
-request as its first token leaves. Only on the leading rank, which sends the receipts."""
+request as its first token leaves. Only on the leading rank, which sends the receipts.
+
+A question about receipts travels inside SGLang's request for the internal state, because every scheduler answers that
+request at once, also in the pauses of a batch."""
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from laps_core.length import LONG, SHORT, ClassName, classify
@@ -16,11 +20,13 @@ from laps_core.receipts.blocks import NAMED
 from laps_core.receipts.extract import extract
 from laps_core.receipts.holds import held_long, held_short
 from laps_core.receipts.ledger import Ledger, whole_us
-from laps_core.receipts.receipt import LONGEST_ID, META_KEY, Receipt
+from laps_core.receipts.receipt import LONGEST_ID, META_KEY, RECEIPTS_ROUTE, Receipt
 from laps_core.receipts.recent import Entry, Query, Recent
 from laps_core.receipts.run import Run
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from sglang_laps import moments
 from sglang_laps.core import LapsCore
@@ -28,13 +34,16 @@ from sglang_laps.flights import Flight, Queues
 from sglang_laps.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sglang.srt.managers.schedule_batch import Req
+
+logger = logging.getLogger(__name__)
 
 SENT = b""
 """Marks a request whose receipt has been sent."""
 _ENCODER = msgspec.json.Encoder()
+_PREFIX = "laps-receipts:"
 
 
 class Receipts:
@@ -208,3 +217,44 @@ class Receipts:
             return {"timeline": msgspec.msgpack.encode(made)}
         found = [entry.receipt for entry in self.recent.find(query, now_us)]
         return {"receipts": found, "kept": len(self.recent)}
+
+
+class LapsOutputStreamer(SchedulerOutputStreamer):  # type: ignore[misc,unused-ignore]
+    """Output streamer that sends the receipt of a request with the first token."""
+
+    has_additional_customized_info: ClassVar[bool] = True
+    receipts: Receipts | None = None
+    """None = this rank keeps no receipts."""
+
+    def should_build_additional_customized_info(self) -> bool:
+        """Return True if this output can have a receipt."""
+        return self.receipts is not None and self.receipts.due
+
+    def build_additional_customized_info(self, reqs: list[Req]) -> dict[str, list[Any]]:
+        """Return the receipts of these requests; an empty dict if no request has one."""
+        found = [] if self.receipts is None else self.receipts.take_receipts(reqs)
+        return {META_KEY: found} if any(found) else {}
+
+
+async def ask(manager: Any, query: Query) -> list[Mapping[str, Any]]:
+    """Ask the scheduler of each data-parallel rank; return the answers of ``Receipts.answer``, without ranks that keep
+    no receipts. `manager`: SGLang's tokenizer manager."""
+    manager.auto_create_handle_loop()
+    question = GetInternalStateReq(rid=_PREFIX + msgspec.json.encode(query).decode())
+    said = await manager.get_internal_state_communicator(question)
+    return [answer for one in said if (answer := one.internal_state.get(RECEIPTS_ROUTE))]
+
+
+def answer_query(question: Any, receipts: Receipts | None) -> Any:
+    """Return the answer, empty if it fails, or None if the question is not about receipts."""
+    text: str = question.rid or ""
+    if not text.startswith(_PREFIX):
+        return None
+    answer: dict[str, Any] = {}
+    try:
+        if receipts is not None:
+            answer = receipts.answer(text.removeprefix(_PREFIX))
+    except Exception:
+        # An exception here would end the scheduler, and with it all requests.
+        logger.exception("LAPS: a question about receipts failed")
+    return GetInternalStateReqOutput(internal_state={RECEIPTS_ROUTE: answer})

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import compat, counters, graphs, penalties, seams, stand_in
-from sglang_laps.output_streamer import LapsOutputStreamer
-from sglang_laps.receipt_queries import answer_query
+from sglang_laps import compat, counters, graphs, penalties, seams
+from sglang_laps.cutter import stand_in_status
+from sglang_laps.receipts import LapsOutputStreamer, answer_query
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 from sglang_laps.temporarily import temporarily
@@ -274,7 +274,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             said = snapshot(self, self.laps_config, self.laps.core, self.laps.slices)
             said["dp_rank"] = self.laps.dp_rank
             said["group"] = {**self.laps.together, **(self.laps.group.status() if self.laps.group else {})}
-        return {**said, **stand_in.status(self)}
+        return {**said, **stand_in_status(self)}
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

@@ -8,7 +8,6 @@ pass that takes long. The caller decides what happens in a pause.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.slicing import Cut, Even, Operator, pairs
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from sglang.srt.runtime_context import get_forward
 
-from sglang_laps.abandoned import NoResult
 from sglang_laps.cutter import Abandoned, Cutter, SliceOrder
 from sglang_laps.layers import decoder_layers, encoder_points, points
 from sglang_laps.no_slices import encodes_layer_by_layer, why_not
@@ -65,6 +65,42 @@ class _Pass:
         self.resumed, self.since = time.perf_counter(), 0.0
 
 
+class NoResult:
+    """Zeros instead of the result of a pass that ended in a pause, in the format that SGLang expects of every pass."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        spec = runner.spec_algorithm
+        self._followed = not (spec.is_none() or spec.is_standalone())
+        """True if a draft model reads the hidden states, whose width depends on both models."""
+        self._width = 0
+
+    @property
+    def known(self) -> bool:
+        """Return True if the shape of a result is known."""
+        return self._width > 0 or not self._followed
+
+    def learn(self, output: Any) -> None:
+        """Learn the width of the hidden states from the result of a whole pass."""
+        states = output.logits_output.hidden_states if self._followed else None
+        if states is not None:
+            self._width = states.shape[-1]
+
+    def of(self, forward_batch: Any) -> ModelRunnerOutput:
+        """Return the zeros for this batch."""
+        runner = self._runner
+        shape = forward_batch.batch_size, runner.model_config.vocab_size
+        logits = LogitsProcessorOutput(torch.zeros(shape, device=runner.device), None)
+        if self._followed:
+            zeros = partial(torch.zeros, dtype=runner.dtype, device=runner.device)
+            tokens = len(forward_batch.input_ids)
+            logits.hidden_states = zeros((tokens, self._width))
+            if forward_batch.contains_mm_inputs():
+                # A draft model does not encode pictures, video or sound itself.
+                logits.mm_input_embeds = zeros((tokens, runner.model_config.hidden_size))
+        return ModelRunnerOutput(logits, False)
+
+
 class Slices(Cutter):
     """Wrapper of one model runner's ``forward``, and of the operators of its model."""
 
@@ -73,7 +109,6 @@ class Slices(Cutter):
         stack = decoder_layers(runner.model)
         self.layers = len(stack)
         self._runner, self._whole = runner, runner.forward
-        self._launch_s, self._pause_s = math.inf, 0.0
         self._loops = 1
         """How often a pass runs all layers; known after the first pass in slices."""
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
@@ -102,16 +137,6 @@ class Slices(Cutter):
     def abandons(self) -> bool:
         """See ``Cutter``."""
         return self._no_result.known
-
-    @property
-    def launch_s(self) -> float:
-        """See ``Cutter``."""
-        return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
-
-    @property
-    def pause_s(self) -> float:
-        """See ``Cutter``."""
-        return self._pause_s if self._events is None else 0.0
 
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         armed = self.disarm()
@@ -218,10 +243,11 @@ class Slices(Cutter):
             put_back(self._runner, now.batch, before)
         elif done > now.since:
             pause_s = time.perf_counter() - begin
-            if now.since:  # the first pause of a pass processes earlier results, which is no cost of pausing
-                self._pause_s = self._pause_s * (SHORTER if pause_s < self._pause_s else LONGER) or pause_s
-            launch_s += pause_s
-            self._launch_s = min(self._launch_s, launch_s * now.total / (done - now.since))
+            if self._events is not None:
+                launch_s = (launch_s + pause_s) * now.total / (done - now.since)
+                self.launch_s = min(self.launch_s or launch_s, launch_s)
+            elif now.since:  # the first pause of a pass processes earlier results, which is no cost of pausing
+                self.pause_s = self.pause_s * (SHORTER if pause_s < self.pause_s else LONGER) or pause_s
         now.since, now.resumed = done, time.perf_counter()
 
     def _keep_pace(self, sent: deque[Any]) -> None:

@@ -28,16 +28,14 @@ from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, count_parked, count_rows, mixes, why_not
 from sglang_laps.core import LapsCore
-from sglang_laps.cutter import Cutter
+from sglang_laps.cutter import Cutter, device_of
 from sglang_laps.late import Late
-from sglang_laps.marks import Marks
 from sglang_laps.pauses import Pauses
 from sglang_laps.quotes import QuotedCore
 from sglang_laps.ranks import Ranks
 from sglang_laps.receipts import Receipts
-from sglang_laps.stand_in import device_of
 from sglang_laps.status import Series
-from sglang_laps.steps import Steps
+from sglang_laps.steps import Marks, Steps
 from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Measurement of decode steps on a server that prefills and decodes."""
+"""Measured times of steps: events on the device, and the decode steps of a server that prefills and decodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,27 @@ from typing import Any
 
 from sglang_laps.core import LapsCore
 from sglang_laps.group import Group
-from sglang_laps.marks import Marks
+
+
+class Marks:
+    """Events on the stream of forward passes of a device that runs behind the host, and the time between two events."""
+
+    def __init__(self, device: Any, stream: Any) -> None:
+        """`device`: a module such as ``torch.cuda``. `stream`: None = the current stream."""
+        self._device, self._stream = device, stream
+
+    def now(self) -> Any:
+        """Return a mark that the device passes once it has done all work submitted so far."""
+        mark = self._device.Event(enable_timing=True)
+        mark.record(*(() if self._stream is None else (self._stream,)))
+        return mark
+
+    @staticmethod
+    def seconds(begin: Any, end: Any) -> float:
+        """Return the time between two marks (seconds). Wait until the device has passed `end`, because a result can be
+        available a few microseconds before `end`."""
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 @dataclass(slots=True)

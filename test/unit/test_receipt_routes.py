@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from cores import make_core, make_flight
 from fastapi.testclient import TestClient
-from laps_core.receipts.receipt import LONGEST_ID, Receipt
+from laps_core.receipts.receipt import LONGEST_ID, RECEIPTS_ROUTE, Receipt
 from laps_core.receipts.recent import Query
 from sglang.srt.entrypoints.http_server import app
 from sglang.srt.managers.io_struct import GetInternalStateReq
-from sglang_laps import receipt_queries, receipt_routes
+from sglang_laps import receipt_routes
 from sglang_laps.classes import Tag
-from sglang_laps.receipts import Receipts
+from sglang_laps.receipts import _PREFIX, Receipts, answer_query
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_receipts_route_rejects_seconds_out_of_range(query: str, code: int, monk
     receipts: Any = Receipts(SimpleNamespace(), 0)  # type: ignore[arg-type]
 
     async def ask(_: Any, asked: Any) -> list[Any]:
-        question = GetInternalStateReq(rid=receipt_queries._PREFIX + msgspec.json.encode(asked).decode())
-        return [receipt_queries.answer_query(question, receipts).internal_state[receipt_queries._KEY]]
+        question = GetInternalStateReq(rid=_PREFIX + msgspec.json.encode(asked).decode())
+        return [answer_query(question, receipts).internal_state[RECEIPTS_ROUTE]]
 
     monkeypatch.setattr(receipt_routes, "ask", ask)
     monkeypatch.setattr(receipt_routes, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=None))
@@ -44,8 +44,8 @@ def test_receipts_route_rejects_seconds_out_of_range(query: str, code: int, monk
 @pytest.mark.parametrize("text", ['{"seconds": 1e305}', "{", '{"slowest": "x"}'])
 def test_failing_question_has_empty_answer(text: str, caplog: pytest.LogCaptureFixture) -> None:
     receipts: Any = Receipts(SimpleNamespace(), 0)  # type: ignore[arg-type]
-    answer = receipt_queries.answer_query(GetInternalStateReq(rid=receipt_queries._PREFIX + text), receipts)
-    assert answer.internal_state == {receipt_queries._KEY: {}}
+    answer = answer_query(GetInternalStateReq(rid=_PREFIX + text), receipts)
+    assert answer.internal_state == {RECEIPTS_ROUTE: {}}
     assert "a question about receipts failed" in caplog.text
 
 
