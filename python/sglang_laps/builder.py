@@ -4,8 +4,8 @@ queue, slot and chunk size afterwards, also after an exception."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,26 +91,31 @@ class Builder:
             core.decode.set_streams(time.perf_counter(), count, tokens)
         plan = self._plan(queues, paused)
         core.apply_plan(plan)
-        built = None
+        built = batch = None
         for part in core.parts(plan, queues, beside=beside):
             built, cut = self.build_part(part, running_batch)
-            running_batch = built.running_batch
-            if built.batch_to_run is not None:
-                self._record_build(part, built.batch_to_run, plan, cut, queues.begun)
-                self._record_decision(plan, queues, paused=beside, built=True)
-                return built
-        self._record_decision(plan, queues, paused=beside, built=False)
+            running_batch, batch = built.running_batch, built.batch_to_run
+            if batch is not None:
+                self._record_build(part, batch, plan, cut, queues.begun)
+                break
+        if self._receipts is not None:
+            joint, done = self._group is not None, batch is not None
+            self._receipts.record_decision(plan, queues, paused=beside, joint=joint, built=done)
         return built or self.build_part(Part(SHORT, []), running_batch)[0]
 
     def _take_in_grammars(self, beside: bool) -> None:
         """Queue the requests whose grammars are ready, as SGLang's builder does: here the plan and the limit of
         --max-queued-requests see the whole queue."""
-        sched, manager = self._scheduler, self._scheduler.grammar_manager
-        if manager.has_waiting_grammars():
-            with _looking(manager) if beside else nullcontext():
-                ready = manager.get_ready_grammar_requests()
-            for req in ready:
-                sched._add_request_to_queue(req)
+        manager: Any = self._scheduler.grammar_manager
+        if not manager.has_waiting_grammars():
+            return
+        # In a pause SGLang only looks, which neither takes time nor counts as a wait for them.
+        with temporarily(manager, SGLANG_GRAMMAR_POLL_INTERVAL=LOOK_S) if beside else nullcontext():
+            ready = manager.get_ready_grammar_requests()
+        for req in manager.grammar_queue if beside else ():
+            req.grammar_wait_ct -= 1
+        for req in ready:
+            self._scheduler._add_request_to_queue(req)
 
     def _count_streams(self, running: ScheduleBatch) -> int:
         """Return the number of streams that may step. A lone stream waits if it would take memory that prompts in
@@ -121,10 +126,6 @@ class Builder:
             return count
         budget = sched.token_to_kv_pool_allocator.create_prefill_budget(sched.tree_cache)
         return int(budget.remaining_total >= running.new_tokens_required_next_decode() + reserve)
-
-    def _record_decision(self, plan: Plan, queues: Queues, *, paused: bool, built: bool) -> None:
-        if self._receipts is not None:
-            self._receipts.record_decision(plan, queues, paused=paused, joint=self._group is not None, built=built)
 
     def _plan(self, queues: Queues, paused: Paused | None) -> Plan:
         """Return the plan of this round. The leading rank decides; every rank gets the same plan."""
@@ -205,15 +206,6 @@ class Builder:
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self._loads._get_num_pending_tokens(chunk_deduct=chunk)
-
-
-@contextmanager
-def _looking(manager: Any) -> Iterator[None]:
-    """Let SGLang only look at the waiting grammars, which neither takes time nor counts as a wait for them."""
-    with temporarily(manager, SGLANG_GRAMMAR_POLL_INTERVAL=LOOK_S):
-        yield
-    for req in manager.grammar_queue:
-        req.grammar_wait_ct -= 1
 
 
 def streams(running: ScheduleBatch) -> int:

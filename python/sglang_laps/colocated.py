@@ -43,17 +43,13 @@ def why_not(scheduler: Scheduler) -> str | None:
     if scheduler.is_generation and alone and (reason := no_slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
     drafts = not scheduler.spec_algorithm.is_none()
+    coordination = getattr(envs, COORDINATION, None)  # not in SGLang 0.5.22
     checks = (
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
-        (alone is None and _coordinates() and drafts, COORDINATION),
+        (alone is None and drafts and coordination is not None and coordination.get(), COORDINATION),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
-
-
-def _coordinates() -> bool:
-    flag = getattr(envs, COORDINATION, None)  # not in SGLang 0.5.22
-    return flag is not None and bool(flag.get())
 
 
 def started(core: LapsCore, prompts: Iterable[Any]) -> list[Any]:
@@ -92,7 +88,6 @@ class _Counted:
 
     @property
     def reqs(self) -> list[Any]:
-        """Return the requests of all parts."""
         return list(chain(*self.parts))
 
 

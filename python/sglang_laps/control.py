@@ -116,7 +116,6 @@ class Profiles:
     has entered before still writes to them when it ends, if a new profile runs by then: a new one waits for this."""
 
     def __init__(self, scheduler: Scheduler, core: LapsCore) -> None:
-        """Replace the methods of SGLang's profiler."""
         manager: Any = scheduler.profiler_manager
         self._profiler, self._core, self._stopped = manager, core, False
         self._start, self._stop = manager._start_profile, manager._stop_profile

@@ -80,6 +80,5 @@ def device_of(scheduler: Any) -> StandIn | None:
 
 
 def stand_in_status(scheduler: Any) -> dict[str, Any]:
-    """Return the entry "emulated" of a status; empty for a real device."""
     device = device_of(scheduler)
     return {} if device is None else {"emulated": device.status()}

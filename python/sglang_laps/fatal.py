@@ -41,8 +41,8 @@ def verify(params: Any, vocab_size: int) -> None:
     """Raise ValueError (answered 400) for values that no batch can hold, before ``SamplingParams.verify``. SGLang
     itself checks their types on /generate alone."""
     require_types(params)
-    bias = params.logit_bias
-    if bias is not None and not (isinstance(bias, dict) and all(map(_is_bias, bias.values()))):
+    bias = {} if params.logit_bias is None else params.logit_bias
+    if not isinstance(bias, dict) or not all(isinstance(v, (int, float)) and v <= MOST_BIAS for v in bias.values()):
         raise ValueError(f"logit_bias: not an object with a number up to {MOST_BIAS:g} for each token")
     if params.top_k > MOST_TOP_K:
         raise ValueError(f"top_k: {params.top_k} is not a number up to {MOST_TOP_K}")
@@ -68,10 +68,6 @@ def require_types(params: Any) -> None:
         raise ValueError(f"sampling parameters: {e}") from None
     for name in typed.__struct_fields__:
         setattr(params, name, getattr(typed, name))
-
-
-def _is_bias(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value <= MOST_BIAS
 
 
 def require_recorder(manager: Any) -> None:

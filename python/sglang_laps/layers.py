@@ -6,10 +6,8 @@ after attention has a name that is not in ``OUTPUT``, or if the model is refused
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from laps_core.slicing import Operator
 from sglang.srt.layers.attention.vision import VisionAttention
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -55,12 +53,12 @@ def decoder_layers(model: Module) -> list[Module]:
 def encoder_points(model: Module) -> list[Point]:
     """Return the layers of encoders of pictures, video and sound, which run before the decoder, except of encoders with
     their own attention class. Costs are per row and without attention, whose windows are known only on the device."""
-    lists = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) > 1 and all(map(_encodes, m))]
+
+    def encodes(layer: Module) -> bool:
+        return any(isinstance(m, VisionAttention) for m in layer.modules())
+
+    lists = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) > 1 and all(map(encodes, m))]
     return [Point(layer, Operator(2.0 * _active(layer))) for found in lists for layer in found]
-
-
-def _encodes(module: Module) -> bool:
-    return any(isinstance(m, VisionAttention) for m in module.modules())
 
 
 def points(layer: Module, *, blocks: bool) -> list[Point]:
@@ -134,11 +132,7 @@ def _width(core: Module) -> float:
 
 def _active(module: Module) -> float:
     """Return the number of parameters used by a token; of experts, only the share that the token is routed to."""
-    return sum(_share(m) * p.numel() for m in module.modules() for p in _own(m))
-
-
-def _own(module: Module) -> Iterator[torch.nn.Parameter]:
-    return module.parameters(recurse=False)
+    return sum(_share(m) * p.numel() for m in module.modules() for p in m.parameters(recurse=False))
 
 
 def _share(module: Module) -> float:

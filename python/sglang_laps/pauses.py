@@ -156,7 +156,6 @@ class Pauses:
         return ran
 
     def _launch_in_pause(self, batch: Any) -> None:
-        """Launch a batch in a pause."""
         if batch.hicache_consumer_index < 0:
             below = (f.batch for f in reversed(self._core.under_way))
             batch.hicache_consumer_index = host_loads.find_shared(self._scheduler, batch, below)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from laps_core.protocol import MAX_AGE
-from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes, QuoteState, quote
+from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quotes, QuoteState, quote
 
 from sglang_laps.answer_cache import AnswerCache
 from sglang_laps.errors import error
@@ -59,9 +60,5 @@ def answer(status: dict[str, Any], asked: list[Ask], rank: int | None, age_s: fl
     if not known:
         why = status.get("reason") or "no step times are known yet"
         return error(503, f"no quote: {why}")
-    quotes = [max((quote(s, ask.new, ask.cached) for s in known), key=_median) for ask in asked]
+    quotes = [max((quote(s, ask.new, ask.cached) for s in known), key=attrgetter("ttft_ms")) for ask in asked]
     return 200, msgspec.json.encode(quotes[0] if one else Quotes(quotes=quotes, age_s=round(age_s, 3)))
-
-
-def _median(one: Quote) -> float:
-    return one.ttft_ms

@@ -267,7 +267,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """Return the LAPS status of this scheduler."""
         if self.laps is None:
             said = off(self.laps_config, self.laps_off_reason)
         else:

@@ -16,14 +16,11 @@ def close_when_encoded(close: Callable[[Any, str], None], controller: Any, sessi
     Until then, SGLang refuses new prompts of this session. SGLang would free what the encoder still has to read, and
     the encoder would end the server."""
     session = controller.sessions[session_id]
-    if any(_needs_pictures(node.req) for node in session.req_nodes.values()):
+    reqs = [node.req for node in session.req_nodes.values()]
+    if any(req.multimodal_inputs is not None and not req.finished() for req in reqs):
         session.close_on_finish = True
     else:
         close(controller, session_id)
-
-
-def _needs_pictures(req: Any) -> bool:
-    return req.multimodal_inputs is not None and not req.finished()
 
 
 def replace_all_if_asked(session: Any, req: Any, *args: Any, **kwargs: Any) -> None:

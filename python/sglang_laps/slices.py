@@ -77,7 +77,6 @@ class NoResult:
 
     @property
     def known(self) -> bool:
-        """Return True if the shape of a result is known."""
         return self._width > 0 or not self._followed
 
     def learn(self, output: Any) -> None:
@@ -87,7 +86,6 @@ class NoResult:
             self._width = states.shape[-1]
 
     def of(self, forward_batch: Any) -> ModelRunnerOutput:
-        """Return the zeros for this batch."""
         runner = self._runner
         shape = forward_batch.batch_size, runner.model_config.vocab_size
         logits = LogitsProcessorOutput(torch.zeros(shape, device=runner.device), None)

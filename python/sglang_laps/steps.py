@@ -59,7 +59,6 @@ class Steps:
 
     @contextmanager
     def running(self, batch: Any) -> Iterator[None]:
-        """Measure the enclosed forward pass if it is a decode step."""
         decode, beside = self._core.decode, bool(batch.reqs) and batch.is_extend_in_batch
         if self._group is not None:
             self._group.start_step(prefills=beside)

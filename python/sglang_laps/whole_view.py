@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
 def show(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
     """Show these parts the whole queue, the prompts in progress and the paused batch."""
-    if scheduler.lora_drainer is not None:
-        _drain_for_all(scheduler.lora_drainer, core, builder)
-    _refresh_all(scheduler.policy, core, builder)
+    drainer, policy = scheduler.lora_drainer, scheduler.policy
+    if drainer is not None:
+        # --lora-drain-wait-threshold counts the waiting time of each request, and which adapters run.
+        update = drainer.update_draining_state
+        drainer.update_draining_state = lambda _, running: update(
+            builder.waiting, [*running, *started(core, builder.begun)]
+        )
+    # SGLang refreshes the cached prefixes of waiting requests every 32 batches; in a pause that would take too long.
+    refresh = policy._touch_waiting_prefixes
+    policy._touch_waiting_prefixes = lambda active, _: None if core.under_way else refresh(active, builder.waiting)
     if scheduler.request_receiver.recv_skipper is not None:
         # Between decode steps, --scheduler-recv-interval receives less often than in a prefill batch.
         last: Callable[[], Any] = scheduler.request_receiver.get_last_batch
@@ -26,24 +33,3 @@ def show(scheduler: Scheduler, core: LapsCore, builder: Builder) -> None:
             scheduler.request_receiver,
             get_last_batch=lambda: core.under_way[-1].batch if core.under_way else last(),
         )
-
-
-def _drain_for_all(drainer: Any, core: LapsCore, builder: Builder) -> None:
-    """Count the waiting time of each request for --lora-drain-wait-threshold, and the adapters of prompts in progress
-    as running."""
-    update = drainer.update_draining_state
-    drainer.update_draining_state = lambda _, running: update(
-        builder.waiting, [*running, *started(core, builder.begun)]
-    )
-
-
-def _refresh_all(policy: Any, core: LapsCore, builder: Builder) -> None:
-    """Keep the cached prefixes of all waiting requests, which SGLang refreshes every 32 batches; in a pause that would
-    take too long."""
-    refresh = policy._touch_waiting_prefixes
-
-    def refresh_all(active: Any, _: list[Any]) -> None:
-        if not core.under_way:
-            refresh(active, builder.waiting)
-
-    policy._touch_waiting_prefixes = refresh_all

@@ -74,6 +74,5 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
 
 
 def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:
-    """Return the choice of `level`."""
     own_s = tuple(1e-6 * menu.levels[level].own_us for menu in menus)
     return Choice(level, step_s(menus, level, padded=padded), own_s, oldest)

@@ -16,7 +16,6 @@ class FirstHold:
     """
 
     def __init__(self) -> None:
-        """Start without a prompt."""
         self._memory = MemoryHold()
         self.first: Any = None
         """Waiting prompt that went first, and for which the classes in ``held`` stand back; None if there is none."""

@@ -130,7 +130,6 @@ class GroupPlanner:
         return None if self._offer is None else self._offer.first
 
     def picks(self, choice: Choice) -> list[Pick]:
-        """Return this rank's batch of ``choice``."""
         assert self._offer is not None
         return self._offer.picks(choice.level)
 

@@ -77,7 +77,6 @@ class Decode:
 
     @property
     def _due_s(self) -> float:
-        """Time at which the next tokens are due."""
         return max(self._since_s, self._ended_s) + self.target_s
 
     def time_to_next_step_s(self, now: float) -> float:

@@ -118,7 +118,6 @@ class Guard:
         self.credit_s = self._delay_s = 0.0
 
     def due(self) -> bool:
-        """Return True if the oldest prompt should go first."""
         return self.credit_s > 0.0
 
     def record_batch(self, seconds: float, *, oldest: bool, late: bool = False) -> None:

@@ -134,7 +134,6 @@ class Sizes:
     # -- sizes
 
     def whole_units(self, tokens: int) -> int:
-        """Return `tokens` rounded up to whole units."""
         return whole_units(tokens, self.unit)
 
     def joining(self, items: Iterable[Waiting]) -> int:

@@ -19,7 +19,6 @@ class Views(Generic[T]):
     long: list[T] = field(default_factory=list)
 
     def of(self, cls: ClassName) -> list[T]:
-        """Return the view of one class."""
         return self.short if cls == SHORT else self.long
 
 

@@ -158,7 +158,6 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
-        """Return the decision that ``numbers`` encoded."""
         turn, held, decode, mixed, split, threshold, *sizes, picks, longs = numbers[:11]
         both = tuple(numbers[11 : 11 + picks + longs])
         flags = bool(mixed), bool(split), _HELD[held], _DECODE[decode]

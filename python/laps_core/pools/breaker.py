@@ -36,7 +36,6 @@ class Breaker:
         return self._state
 
     def admits(self) -> bool:
-        """Return True if a request may pass now."""
         if self._state == "closed":
             return True
         return self.state == "half_open" and self._trials < max(1, self.successes)

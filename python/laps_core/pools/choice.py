@@ -134,7 +134,6 @@ class Pools:
             self.decoders.remove(instance)
 
     def apply(self, move: Move) -> None:
-        """Carry out a move of the controller."""
         self.by_url(move.name).pool = move.target
 
     def forget_prefixes(self) -> None:
@@ -217,7 +216,8 @@ class Pools:
                 why = "spill"
                 _, new, chosen, _ = choose_offer(helpers, ask)
         elif own and chosen.pool == LONG and length_class == SHORT:
-            shares = self._shared_blocks(ask, chosen)
+            # Of a batch of prompts nothing is copied.
+            shares = chosen.prefixes.depth(ask.prompts[0]) if len(ask.prompts) == 1 else 0
             host = self._host_of_copy(ask, shares, others)
             if host is not None:
                 # The short pool computes the whole prompt, as for a long request.
@@ -243,11 +243,6 @@ class Pools:
             if p.hashes:
                 choice.place.prefixes.add(p)
                 p.prompt = None
-
-    @staticmethod
-    def _shared_blocks(ask: Ask, holder: Place) -> int:
-        """Return the number of blocks that ``holder`` has cached of the request's only prompt; 0 for a batch."""
-        return holder.prefixes.depth(ask.prompts[0]) if len(ask.prompts) == 1 else 0
 
     def _host_of_copy(self, ask: Ask, shares: int, others: list[Offer]) -> Offer | None:
         """Return the cheapest offer of the short pool, to cache the first ``shares`` blocks of a request that is short

@@ -47,7 +47,6 @@ class DecodeInstance(Instance):
         return max(own, kv.taken + traffic_ratio * (own - kv.own))
 
     def forget(self) -> None:
-        """Forget the KV report."""
         self.kv = None
 
 
@@ -65,12 +64,7 @@ def choose_decoder(decoders: Sequence[DecodeInstance], tokens: int, traffic_rati
 
     A server without a report counts as large as the smallest server with one, and holds only this router's requests.
     """
-    for d in decoders:
-        if d.kv is not None:
-            break
-    else:
-        return min(decoders, key=lambda d: (d.outstanding_tokens, d.outstanding, d.served))
-    usual = min(d.kv.capacity for d in decoders if d.kv is not None)
+    usual = min((d.kv.capacity for d in decoders if d.kv is not None), default=0)
     able = [d for d in decoders if d.kv is None or tokens <= d.kv.largest_rank] or decoders
     return min(
         able,

@@ -79,7 +79,6 @@ class Instance:
         )
 
     def heard(self) -> None:
-        """Record that the instance has sent data."""
         self.heard_at = self.clock()
 
     def note_answer(self, seconds: float) -> None:

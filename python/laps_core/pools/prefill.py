@@ -94,12 +94,10 @@ class PrefillInstance(Instance):
             p.prefixes.clear()
 
     def forget(self) -> None:
-        """Forget prefixes and ranks."""
         self.flushed()
         self.set_rank_count(1)
 
     def entered(self, lease: Lease) -> None:
-        """Add the request to the outlook."""
         rank, work_s = lease.rank, lease.work_s
         now = self.clock()
         if rank is not None:
@@ -108,7 +106,6 @@ class PrefillInstance(Instance):
         self.outlook.enter(now, lease.length_class, work_s)
 
     def left(self, lease: Lease, answered: bool) -> None:
-        """Remove the request from the outlook."""
         rank, work_s, tokens = lease.rank, lease.work_s, lease.tokens if answered else 0
         now = self.clock()
         if rank is not None:

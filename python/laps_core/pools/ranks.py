@@ -42,7 +42,6 @@ class Rank(Generic[S]):
 
     @property
     def pool(self) -> Assignment:
-        """Return the server's pool."""
         return self.server.pool
 
     def share(self, tokens: int) -> int:
@@ -61,7 +60,6 @@ class Rank(Generic[S]):
         self.served_tokens += tokens
 
     def left(self, now: float, tokens: int, cls: ClassName, work_s: float, answered: bool) -> None:
-        """Remove a request that has been answered or has failed."""
         self.outlook.leave(now, cls, work_s, tokens if answered else 0)
         self.outstanding -= 1
         self.outstanding_tokens -= tokens

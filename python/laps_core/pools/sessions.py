@@ -24,7 +24,6 @@ class SessionTable:
         return len(self._places)
 
     def served(self, session: str | None, place: Place) -> None:
-        """Record that a request of ``session`` goes to ``place``."""
         if session is None:
             return
         self._places[session] = place

@@ -43,7 +43,6 @@ class _Rates:
         self._begun_s = self._base_s = now
 
     def add(self, now: float, kind: int, amount: float) -> None:
-        """Add an arrived `amount`."""
         grown = (now - self._base_s) / REMEMBERED_S
         if grown > _REBASED:
             faded = math.exp(-grown)

@@ -150,7 +150,6 @@ def _add(longs: dict[str, tuple[int, int]], rid: str, us: int, tokens: int) -> N
 
 
 def _added(before: Sums, pieces: Iterable[Piece], held: Sequence[Hold]) -> Sums:
-    """Return the sums with these pieces added."""
     sums, at, last = defaultdict(int, before), 0, len(held) - 1
     for begin, end, run in pieces:
         kind: Kind = "idle" if run is None else run.cls

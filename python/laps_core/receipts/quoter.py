@@ -136,6 +136,7 @@ class Quoter:
         opens_at = gap.opens_at(now + device.left_s)
         rate, share = backlog.short_rate(now)
         threshold = pacer.threshold_tokens
+        kinds = ((cls, kind) for cls in CLASSES for kind in (*range(KINDS), -1)) if whole else ()
         waiting = ((i, s.requests, max(0.0, s.seconds)) for i, s in enumerate(backlog.long) if s.requests)
         return QuoteState(
             model=model,
@@ -161,9 +162,5 @@ class Quoter:
             before_s=max(0.0, self._before_s or 0.0),
             longest=backlog.longest,
             longest_short_s=self._longest_short_s,
-            factors=self._factors() if whole else (),
+            factors=tuple((cls, kind, *self.calibration.factors(cls, kind)) for cls, kind in kinds),
         )
-
-    def _factors(self) -> tuple[tuple[ClassName, int, float, float, float], ...]:
-        every = ((cls, kind) for cls in CLASSES for kind in (*range(KINDS), -1))
-        return tuple((cls, kind, *self.calibration.factors(cls, kind)) for cls, kind in every)

@@ -57,7 +57,6 @@ class Recent:
         return len(self._entries)
 
     def add(self, entry: Entry) -> None:
-        """Keep one more request; drop the oldest if there are too many."""
         if len(self._entries) == self._most:
             oldest = self._entries.popleft()
             if self._by_rid.get(oldest.rid) is oldest:
