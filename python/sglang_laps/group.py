@@ -17,7 +17,6 @@ from laps_core.group.learning import GroupModel, GroupSample, proportions
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
-from laps_core.group.slices import SLICE_S
 from laps_core.length import LONG, SHORT, ClassName, whole_units
 from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
@@ -56,25 +55,21 @@ class Group:
         scheduler: Scheduler,
         core: LapsCore,
         known: GroupCost | None,
+        config: LapsConfig,
         *,
         chunk: int,
-        guard: float,
         layers: int | None = None,
-        slice_s: float = SLICE_S,
-        overhead: float = LapsConfig.preempt_overhead,
         submit: Callable[..., Any] | None = None,
     ) -> None:
-        """`known`: step times; None = learn them. `chunk`: most new tokens of a rank's batch. `guard`, `layers`,
-        `slice_s`, `overhead`: see ``GroupPlanner``. `submit`: runs a fit of step times in the background."""
+        """`known`: step times; None = learn them. `chunk`: most new tokens of a rank's batch. `layers`: see
+        ``GroupPlanner``. `submit`: runs a fit of step times in the background."""
         parallel = get_parallel()
         self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
         self._scheduler = scheduler
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
-        self._planner = GroupPlanner(
-            self._model.cost, chunk=chunk, page=core.page, unit=core.unit,
-            guard=guard, layers=layers, slice_s=slice_s, overhead=overhead,
-        )  # fmt: skip
+        cost = self._model.cost
+        self._planner = GroupPlanner(cost, config, chunk=chunk, page=core.page, unit=core.unit, layers=layers)
         self._decided: tuple[list[Menu], Choice] | None = None
         """Menus and choice of the step that all ranks are about to run."""
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
-from laps_core.group.slices import slice_s_of
 from laps_core.length import unit_of
 from laps_core.paper import pacer as pacer_of
 from laps_core.policy.decode import Decode
@@ -189,8 +188,5 @@ class Laps:
                 known = device.with_ranks(get_parallel().attn_dp_size).group_with_host
             except ValueError as e:
                 refuse(f"--laps-config: {e}")
-        return group.Group(
-            scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits,
-            layers=None if cutter is None else cutter.layers, slice_s=slice_s_of(config.slice_ms),
-            overhead=config.preempt_overhead,
-        )  # fmt: skip
+        chunk, layers = pacer.sizes.budget, None if cutter is None else cutter.layers
+        return group.Group(scheduler, self.core, known, config, chunk=chunk, layers=layers, submit=fits)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from laps_core.config import LapsConfig
 from laps_core.group.cost import GroupCost
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
@@ -51,7 +52,7 @@ class World:
         self.deferred: list[list[Any]] = [[] for _ in range(RANKS)]
         """Messages that each rank has received in a pause and has not dispatched yet."""
         scheds: list[Any] = [SimpleNamespace(tp_cpu_group=None, _deferred_input_requests=d) for d in self.deferred]
-        self.groups = [group.Group(sched, core, known, chunk=CHUNK, guard=0.15) for sched in scheds]
+        self.groups = [group.Group(sched, core, known, LapsConfig(), chunk=CHUNK) for sched in scheds]
 
     def _waiting(self, req: Any, *, begun: bool = False) -> Any:
         from laps_core.policy.types import Waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.cost import GroupCost
 from laps_core.group.menu import Menu
@@ -25,9 +26,10 @@ def make_prompt(new: int, history: int = 0, since_s: float = 0.0, cost: GroupCos
 class Group:
     """Ranks with one planner each, which exchange rows and run the step that they decide."""
 
-    def __init__(self, cost: GroupCost = COST, **knobs: float) -> None:
-        self.cost = cost
-        self.planners = [GroupPlanner(cost, chunk=CHUNK, **knobs) for _ in range(cost.ranks)]  # type: ignore[arg-type]
+    def __init__(self, cost: GroupCost = COST, layers: int | None = None, **knobs: float) -> None:
+        """`knobs`: of ``LapsConfig``."""
+        self.cost, config = cost, LapsConfig(**knobs)  # type: ignore[arg-type]
+        self.planners = [GroupPlanner(cost, config, chunk=CHUNK, layers=layers) for _ in range(cost.ranks)]
         self.waiting: list[list[Prompt]] = [[] for _ in self.planners]
         self.now = 0.0
         self.ran: list[list[tuple[Prompt, int]]] = []

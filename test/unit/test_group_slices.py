@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
-from laps_core.group.slices import DEPTH, SLICE_S
+from laps_core.group.slices import DEPTH, LONGER
 from laps_core.policy.fairness import SAVED
 
 LAYERS = 61
+SLICE_S = LONGER * LapsConfig.slice_ms / 1e3
 DOCUMENT = (100_000, 0)
 
 

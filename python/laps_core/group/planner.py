@@ -12,7 +12,7 @@ from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.menu import LADDER, NO_DECODE_DUE, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
-from laps_core.group.slices import SLICE_S, Slices
+from laps_core.group.slices import LONGER, Slices
 from laps_core.policy.fairness import Guard
 
 MEMORY_S = 5.0
@@ -38,22 +38,20 @@ class GroupPlanner:
     def __init__(
         self,
         cost: GroupCost,
+        config: LapsConfig,
         *,
         chunk: int,
         page: int = 1,
         unit: int = 1,
-        guard: float = LapsConfig.guard,
         layers: int | None = None,
-        slice_s: float = SLICE_S,
-        overhead: float = LapsConfig.preempt_overhead,
     ) -> None:
-        """``chunk``: most new tokens of a rank's batch. ``page``, ``unit``: see ``Offer``. ``guard``: see the class.
-        ``layers``: layers of the model if steps run in slices; None: steps run whole. ``slice_s``, ``overhead``: see
-        ``Slices``."""
+        """``chunk``: most new tokens of a rank's batch. ``page``, ``unit``: see ``Offer``. ``layers``: layers of the
+        model if steps run in slices; None: steps run whole."""
         self.cost = cost
         self.chunk = chunk
         self._make_offer = partial(Offer, page=page, unit=unit)
-        self._guard = Guard(guard)
+        self._guard = Guard(config.guard)
+        slice_s, overhead = LONGER * config.slice_ms / 1e3, config.preempt_overhead
         self.slices = None if layers is None else Slices(layers, slice_s, overhead)
         self._offer: Offer | None = None
         self._coming = self._came = 0.0

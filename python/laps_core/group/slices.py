@@ -16,15 +16,8 @@ from laps_core.policy.fairness import SAVED
 
 LONGER = 5.0
 """Slices of a group are this many times ``slice_ms``, because each pause costs an exchange between the ranks."""
-SLICE_S = 0.02
-"""Default target for the time of a slice (seconds)."""
 DEPTH = 2
 """Most steps paused at the same time."""
-
-
-def slice_s_of(slice_ms: float) -> float:
-    """Return the time of a group's slice (seconds) for the configured ``slice_ms``; 0 if steps run whole."""
-    return LONGER * slice_ms / 1e3
 
 
 @dataclass(slots=True)

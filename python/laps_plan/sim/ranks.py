@@ -9,7 +9,6 @@ from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.prompt import Prompt
-from laps_core.group.slices import slice_s_of
 
 from laps_plan.profile import Profile
 from laps_plan.sim.group import GroupBatch, Parts
@@ -66,12 +65,8 @@ class Joint:
         cost = profile.group_with_host
         assert cost is not None
         self._cost, self._host_s = cost, profile.step_host_s
-        guard, overhead, slice_s = config.guard, config.preempt_overhead, slice_s_of(config.slice_ms)
-        layers, ranks = profile.layers if slice_s else None, range(cost.ranks)
-        self._planners = [
-            GroupPlanner(cost, chunk=RANK_CHUNK, guard=guard, layers=layers, slice_s=slice_s, overhead=overhead)
-            for _ in ranks
-        ]
+        layers, ranks = profile.layers if config.slice_ms else None, range(cost.ranks)
+        self._planners = [GroupPlanner(cost, config, chunk=RANK_CHUNK, layers=layers) for _ in ranks]
         self._waiting: list[list[tuple[Request, Prompt]]] = [[] for _ in ranks]
         self._under_way: list[_Step] = []
         self._following: _Step | None = None
