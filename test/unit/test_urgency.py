@@ -92,6 +92,13 @@ def test_late_prompt_runs_after_prompts_still_in_time(order: str) -> None:
     assert plan.account.oldest_late
 
 
+def test_overtaking_prompt_owes_late_oldest_prompt_its_smaller_share() -> None:
+    paused = Paused(0.5, 1, weight=1.0, deadlines=(NOW + 5.0,))
+    for due_s, late in ((0.01, True), (5.0, False), (None, False)):
+        plan = pacer("least-work").plan(NOW, [], [prompt(3000, due_s, 98.0), prompt(1000, 0.3)], paused=paused)
+        assert (plan.order, plan.long.picked, plan.account.oldest_late) == ((LONG,), (1,), late)
+
+
 def test_late_oldest_prompt_gets_smaller_guard_share() -> None:
     guard, turns = Guard(0.15), 0
     for _ in range(2000):

@@ -85,9 +85,12 @@ class LongBatches:
             budget = sizes.timely_chunk(batch[0], joined, self._gap.least_s)
         packed = pack(batch, sizes, budget=budget, waiting=waiting, now=now)
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
-        late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
-        account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)
+        account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=self.is_late(longs[oldest], now))
         return plan._replace(mixed=joined > 0, account=account)
+
+    def is_late(self, w: Waiting, now: float) -> bool:
+        """Return True if the prompt is too late for its deadline."""
+        return slack_s(w, self._sizes.work_s(w), now) < 0.0
 
     def cut(self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0) -> Plan:
         """Return the plan with a batch of `picked`, the last cut at `budget`. `joining`: tokens of short requests."""

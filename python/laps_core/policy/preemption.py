@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.policy.batching import LongBatches, pack
+from laps_core.policy.batching import LongBatches, oldest_of, pack
 from laps_core.policy.exchange import AHEAD, gain
 from laps_core.policy.fairness import Gap
 from laps_core.policy.order import service_order
@@ -91,4 +91,6 @@ class Preemption:
         picked = pack(batch, sizes, budget=budget, waiting=len(longs), now=now)
         if not picked or not self.should_preempt(now, [batch[i] for i in picked], paused, all_waiting):
             return plan
+        late = self._longs.is_late(longs[oldest_of(longs)], now)
+        plan = plan._replace(account=plan.account._replace(oldest_late=late))
         return self._longs.cut(plan, longs, [turns[i] for i in picked], budget)
