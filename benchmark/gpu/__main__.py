@@ -41,7 +41,7 @@ AGENTS_TOKENS = 420_000
 """KV pool (tokens) of the two servers that keep the histories of agents."""
 AGENTS_PER_S = "4.9"
 """Turns of agents per second that an H200 serves with an 8B model, according to its profile."""
-CHUNK, LONGEST = 8192, 16384
+CHUNK, LONGEST = slices.TOKENS, 16384
 
 
 class Run:
@@ -84,8 +84,7 @@ class Run:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
     def _slices(self, fleet: Fleet) -> Piece:
-        seen = slices.measure(fleet, self.args.rounds, CHUNK, self.args.seed)
-        return slices.piece_of(seen, fleet.device, CHUNK, self.args.seed)
+        return slices.piece_of(slices.measure(fleet, self.args.rounds, self.args.seed), fleet.device, self.args.seed)
 
     def _lone(self, fleet: Fleet) -> Piece:
         return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {}))

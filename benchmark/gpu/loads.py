@@ -4,6 +4,7 @@ lone short request; and the gain of full graphs."""
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 from laps_plan.traffic.job import Job
 
 from benchmark.load import Prompts, client
-from benchmark.results import Bar, Figure, Piece, Table, bars, quantile, ratio, take_turns
+from benchmark.results import Bar, Column, Figure, Piece, Table, bars, ratio, take_turns
 from benchmark.rig import FCFS, LAPS, ON, Device, Fleet, Progress, ServerError, Variant, get_json, variants
 from benchmark.serve import slices
 
@@ -67,23 +68,23 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
 def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) -> Piece:
     """Measure lone short requests, the servers in turns of REQUESTS requests. Raises ConnectionError."""
 
-    def once(i: int, name: str) -> list[float]:
+    def once(i: int, name: str) -> slices.Round:
         bodies = fleet.prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (REQUESTS + 1), seed * 7000 + i)
-        return asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]
+        return {"ttft_s": asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]}
 
     seen = take_turns(names, rounds, once, lambda _: None)
+    medians = slices.each(statistics.median, seen)
     figures = [
-        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), bars.LONE)
+        medians.figure(f"TTFT of a short request alone, {name} / {FCFS}", name, FCFS, ("ttft_s",), bars.LONE)
         for name in names
         if name != FCFS
     ]
-    rows: list[Sequence[str]] = [
-        (name, *(f"{quantile(slices.flat_ms(of), q):.2f}" for q in (10, 50, 90))) for name, of in seen.items()
-    ]
     note = f"TTFT in ms; {slices.SHORT_TOKENS} tokens, one request at a time."
     text = f"{fleet.device.what}; {rounds} rounds of {REQUESTS} requests, the servers in turns."
-    table = Table("Alone", ("variant", "P10", "P50", "P90"), rows, note)
-    data = {"ttft_s": seen, "laps_status": get_json(fleet.prefill(LAPS), "/laps_status")}
+    columns = [Column(f"P{q}", ("ttft_s", f"p{q}"), ".2f") for q in (10, 50, 90)]
+    table = slices.pooled_ms(seen).table("Alone", "variant", columns, note)
+    status = get_json(fleet.prefill(LAPS), "/laps_status")
+    data = {"ttft_s": {name: [one["ttft_s"] for one in of] for name, of in seen.items()}, "laps_status": status}
     return Piece("lone", "A short request alone", text, seed, [table], figures, data=data)
 
 
