@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -22,6 +23,7 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import chain_conversations
 
 from benchmark.results import Namespace, Piece
+from benchmark.rig import FCFS, SPF, STOCK
 from benchmark.sim.anything import (
     FIGURES,
     LOADS,
@@ -41,12 +43,8 @@ from benchmark.sim.rules import PROFILES
 GROUPS = ("h200-deepseek-v3-dp8", "h200-qwen3-235b-a22b-dp8")
 RANKS = 8
 GATEWAY = ("least-load", "round-robin")
-STOCK_RANKS = tuple(
-    (policy, chunk)
-    for policy in ("fcfs", "hrrn", "shortest-prefill-first")
-    for chunk in (512 * RANKS, 2048 * RANKS, RANK_CHUNK * RANKS)
-)
-STOCK = tuple((policy, chunk) for policy in ("fcfs", "shortest-prefill-first") for chunk in (2048, CHUNK))
+STOCK_RANKS = tuple(product(STOCK, (512 * RANKS, 2048 * RANKS, RANK_CHUNK * RANKS)))
+STOCK_SERVERS = tuple(product((FCFS, SPF), (2048, CHUNK)))
 LONGEST = 16_000
 """Longest prompt of a routed workload, and longest history of its sessions (tokens)."""
 LATEST = 20
@@ -81,7 +79,9 @@ def behind_router(seed: int) -> dict[str, Any]:
         return figures(policy, chunk, profile, jobs, servers=servers, router=router)
 
     mine = run("laps", CHUNK, "pools")
-    stock = {(policy, chunk, router): run(policy, chunk, router) for policy, chunk in STOCK for router in GATEWAY}
+    stock = {
+        (policy, chunk, router): run(policy, chunk, router) for policy, chunk in STOCK_SERVERS for router in GATEWAY
+    }
     others = {(router,): run("laps", CHUNK, router) for router in GATEWAY}
     about = {"seed": seed, "profile": profile.name, "load": load, "servers": servers, "turns": turns}
     return {**about, **over_best(mine, stock), "routers": over_best(mine, others, BOTH)}
