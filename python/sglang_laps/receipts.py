@@ -154,9 +154,11 @@ class Receipts:
                 self._waiting += 1
 
     def record_abort(self, req: Req) -> None:
-        """Record the receipt of an aborted request that has sent no output."""
-        if getattr(req, META_KEY, None) is None:
-            setattr(req, META_KEY, SENT)
+        """Record the receipt of an aborted request that has sent no output. A retracted stream has made its receipt."""
+        made = getattr(req, META_KEY, None)
+        self._waiting -= bool(made)
+        setattr(req, META_KEY, SENT)
+        if made is None:
             self._make(req, time.perf_counter(), aborted=True)
 
     def _make(self, req: Req, now: float, *, aborted: bool = False) -> bytes:

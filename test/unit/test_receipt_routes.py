@@ -79,6 +79,22 @@ def test_long_ids_are_cut_in_receipts() -> None:
     assert len(me.answer('{"timeline": true, "seconds": 5}')["timeline"]) < 3000
 
 
+def test_receipt_of_retracted_request_that_is_aborted_does_not_wait() -> None:
+    """Otherwise the output of each later decode step would be searched for receipts."""
+    laps = make_core()
+    laps.decode = SimpleNamespace()  # type: ignore[assignment]
+    me, req = Receipts(laps, 0), waiting("a")
+    req.output_ids = [5]
+    batch = make_flight(laps, started=time.perf_counter() - 0.5)
+    batch.reqs = [req]
+    with me.result_of(batch):
+        pass
+    with me.result_of(None):
+        me.record_abort(req)
+        assert not me.due
+        assert me.take_receipts([req]) == [[]]
+
+
 def test_receipt_is_found_by_id_at_router() -> None:
     me = Receipts(make_core(), 0)
     for rid in ("a.prefill", "b", "b.prefill"):
