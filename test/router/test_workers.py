@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from typing import Any
 
@@ -27,7 +28,10 @@ async def ask(
 ) -> tuple[int, Body, str]:
     key = s.lb.args.api_key if key == "the router's" else key
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with s.client.request(method, f"{s.url}/workers{path}", json=body, headers=headers) as r:
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    if data is not None:
+        headers["content-type"] = "application/json"
+    async with s.client.request(method, f"{s.url}/workers{path}", data=data, headers=headers) as r:
         return r.status, await r.json(), r.headers.get("location", "")
 
 
@@ -85,6 +89,7 @@ def test_workers_are_listed_added_and_deleted() -> None:
         ({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}, 422, "$.bootstrap_port"),
         ({"url": "http://a:1", "worker_type": "decode", "api_key": "k"}, 422, "--api-key"),
         ([], 422, "Expected `object`"),
+        (b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", 422, "maximum recursion depth"),
     ],
 )
 def test_invalid_worker_is_refused(body: object, status: int, says: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import orjson
+from laps_core import protocol
 from laps_core.pools.instances import Instance, Role
 from laps_core.pools.prefill import PrefillInstance
 from msgspec import Meta
@@ -80,8 +81,8 @@ class Workers:
         raw = await read_body(request.scope, request.receive, self._router.args)
         require_json(request.scope)
         try:
-            wanted = msgspec.json.decode(raw, type=Wanted)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            wanted = protocol.read(raw, Wanted)
+        except ValueError as e:
             _reject(422, "INVALID_BODY", str(e))
         if not is_url(wanted.url):
             _reject(422, "INVALID_BODY", f"{wanted.url!r} is not the URL of a server")
