@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
+from laps_core import protocol
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.quote import QuoteState
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, Cause, Receipt, Receipts
@@ -36,7 +36,7 @@ def fetch(url: str, seconds: float) -> Recording:
         raise ValueError(f"{url}: this server decodes, too; only prefill servers are replayed")
     if not said.get("quote"):
         raise ValueError(f"{url}: its latency model is not fitted yet")
-    state = msgspec.convert(said["quote"], QuoteState)
+    state = protocol.read(said["quote"], QuoteState)
     slices = said.get("slices") or {}
     head = Head(
         model=state.model,
@@ -76,6 +76,6 @@ def _sum(receipt: Receipt, causes: Collection[Cause]) -> float | None:
 def _get(url: str, route: str, kind: Any) -> Any:
     body = asking.get(url, route, TIMEOUT_S)
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as e:
+        return protocol.read(body, kind)
+    except ValueError as e:
         raise ValueError(f"{url.rstrip('/')}/{route}: {e}") from None
