@@ -14,7 +14,7 @@ from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.queues import changes, without
-from laps_core.policy.types import LOOKAHEAD, Paused, Plan
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Step
 
 from sglang_laps.chunked import Chunked, Req
 from sglang_laps.classes import Classes
@@ -69,6 +69,11 @@ class LapsCore:
         return list(self._flights.values())
 
     @property
+    def step(self) -> Step | None:
+        """Return the decode step on the device that is not part of a prefill batch, if any."""
+        return None if self.decode is None else self.decode.running
+
+    @property
     def rows_under_way(self) -> int:
         """Return the number of streams that have a row in a paused batch."""
         return sum(f.rows for f in self.under_way)
@@ -90,25 +95,20 @@ class LapsCore:
         """Return the plan for the next batch; for the leading rank only. `frees_memory`: work is under way that will
         free memory. `sent`: finished prompts whose KV is being transferred."""
         short, long, begun = queues
-        running = self._running() if paused is None else []
-        self.pacer.record_arrivals(now, self.classes.new_shorts, busy=bool(running))
+        running, step = self._running() if paused is None else ([], None)
+        self.pacer.record_arrivals(now, self.classes.new_shorts, busy=bool(running or step))
         shorts = [as_waiting(r, self._priority.of(r)) for r in short[:LOOKAHEAD]]
         longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
         urgent = self._priority.urgent(short, long, paused)
         plan = self.pacer.plan(
-            now,
-            shorts,
-            longs,
-            urgent=urgent,
-            paused=paused,
-            lacking=self.lacking,
+            now, shorts, longs, urgent=urgent, paused=paused, lacking=self.lacking,
             drains=self._drains(frees_memory, sent) if self.lacking else None,
-            free_s=self.pacer.free_s(now, running),
-        )
+            free_s=self.pacer.free_s(now, running, step),
+        )  # fmt: skip
         if self.decode is None:
             return plan
         # The overlap loop decides while a batch runs: the next batch starts when that one ends.
-        begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight)
+        begins_s = now if paused is not None else self.pacer.free_s(now, self.in_flight, self.step)
         apart, rate = urgent is not None or self.lacking, self.pacer.short_rate.per_s(now)
         return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, self.pacer.sizes, apart=apart, per_s=rate)
 
@@ -128,20 +128,20 @@ class LapsCore:
 
     def record_empty_queue(self, now: float) -> None:
         """Record a round without work and without a paused batch."""
-        self.pacer.record_arrivals(now, 0, busy=bool(self._running()))
+        self.pacer.record_arrivals(now, 0, busy=any(self._running()))
         self.pacer.record_empty_queue()
 
-    def _running(self) -> list[Flight]:
-        """Return the batches that run while the next one is decided: at most one. Empty unless decisions are put off,
-        because only then launches are timed."""
-        return self.in_flight if self.pacer.sizes.lead_s else []
+    def _running(self) -> tuple[list[Flight], Step | None]:
+        """Return the batches and the decode step that run while the next batch is decided: at most one. Empty unless
+        decisions are put off, because only then launches are timed."""
+        return (self.in_flight, self.step) if self.pacer.sizes.lead_s else ([], None)
 
     def look(self, now: float, queue: list[Req]) -> float:
-        """Look at the waiting requests while a batch runs. Return the time until which the next decision is put off."""
+        """Look at the waiting requests while a step runs. Return the time until which the next decision is put off."""
         self.classes.views(queue)
         shorts, self.classes.new_shorts = self.classes.new_shorts, 0
         self.pacer.record_arrivals(now, shorts, busy=True)
-        return self.pacer.decision_time_s(now, self.in_flight)
+        return self.pacer.decision_time_s(now, self.in_flight, self.step)
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Return the state of `flight` in a pause, with `layers_left` of its `layers` still to run."""

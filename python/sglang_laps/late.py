@@ -1,7 +1,8 @@
-"""Late decisions in the overlap loop of a prefill server: as late as possible while the device stays busy.
+"""Late decisions in the overlap loop: as late as possible while the device stays busy.
 
 SGLang decides on the next batch as soon as a batch is launched, so requests that arrive while that batch runs cannot
-join the next one. LAPS puts the decision off until the running batch is nearly done, so that such requests can join.
+join the next one. LAPS puts the decision off until the running batch or decode step is nearly done, so that such
+requests can join, or run before the next decode step.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ class Late:
         """Time when the decision of this round started."""
 
     def wait(self, receive: Callable[[], list[Any]]) -> list[Any]:
-        """If a batch runs, receive requests, look at them, and wait until it is time to decide. Return the requests.
-        Call this on all ranks: the other ranks wait for the leading rank when they receive again."""
+        """If a batch or a decode step runs, receive requests, look at them, and wait until it is time to decide. Return
+        the requests. Call this on all ranks: the other ranks wait for the leading rank when they receive again."""
         sched, core = self._scheduler, self._core
         # With this option SGLang itself polls for input all the time.
         polls = getattr(sched, "enable_continuous_input_polling", False)
-        if not core.in_flight or core.under_way or sched._engine_paused or polls:
+        if not (core.in_flight or core.step) or core.under_way or sched._engine_paused or polls:
             return []
         received = receive()
-        sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+        if core.decode is None:
+            sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         until_s = core.look(time.perf_counter(), sched.waiting_queue)
         # A pause of the server, received just now together with its end, has taken the result out of the queue.
         if self._ranks.leader and sched.result_queue and not sched._engine_paused:

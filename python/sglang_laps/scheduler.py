@@ -171,7 +171,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             flight = self.laps.core.idle(batch)
         if self.laps is None or flight is None:
             with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():
-                return super().run_batch(batch, *args, **kwargs)
+                result = super().run_batch(batch, *args, **kwargs)
+            if self.laps and self.laps.late and self.laps.core.step and not self.laps.core.under_way:
+                self.laps.late.record_launch()
+            return result
         if self.laps.colocated:
             penalties.recount(batch)
         runner = self.tp_worker.model_runner

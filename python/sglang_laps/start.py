@@ -143,8 +143,8 @@ class Laps:
         self.marks = None if self.synchronous else Marks(scheduler.device_module, stream)
         """Events that measure times on the device; None if ``synchronous``."""
         overlaps = scheduler.enable_overlap and not self.synchronous and ranks.stages == 1
-        self.late = Late(scheduler, self.core, ranks) if overlaps and alone and not colocated else None
-        """Puts off decisions in the overlap loop of a prefill server; None elsewhere."""
+        self.late = Late(scheduler, self.core, ranks) if overlaps and alone else None
+        """Puts off decisions in the overlap loop; None elsewhere."""
         self.group = None if alone else self._group(scheduler, config, pacer, fits, cutter)
         """The common plan of data-parallel ranks; None if each rank plans alone."""
         self.together = {"on": alone is None, "why_not": alone}

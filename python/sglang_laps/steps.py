@@ -68,7 +68,7 @@ class Steps:
             return
         begin = self._marks and self._marks.now()
         step = Step(len(batch.reqs), bool(self._core.under_way), beside, time.perf_counter())
-        decode.record_launch()
+        decode.record_launch(step.started)
         yield
         if self._marks is None:
             step.done = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cores import make_core, make_flight
+from laps_core.policy.decode import Decode
 from sglang_laps.late import Late
 
 HOLD_S = 0.15
@@ -21,7 +22,7 @@ def make_late(*, until_s: float = HOLD_S, done: bool | None = False, leader: boo
     the batch's result is there; None if it has no event."""
     core = make_core()
     core.record_launch(BATCH, make_flight(core))
-    core.pacer.decision_time_s = lambda now, running: now + until_s  # type: ignore[method-assign]
+    core.pacer.decision_time_s = lambda now, running, step: now + until_s  # type: ignore[method-assign]
     event = None if done is None else SimpleNamespace(query=lambda: done)
     sched: Any = SimpleNamespace(
         waiting_queue=[],
@@ -97,6 +98,20 @@ def test_launch_time_counts_from_last_decision_start() -> None:
     time.sleep(0.02)
     late.record_launch()
     assert 0.02 <= core.pacer.sizes.lead_s <= time.perf_counter() - begin
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_decision_waits_for_decode_step_on_server_that_also_decodes(runs: bool) -> None:
+    late, sched, core = make_late(until_s=HOLD_S if runs else LONG_S)
+    del sched.disagg_prefill_bootstrap_queue
+    core.flight_of(BATCH)
+    core.decode = Decode(None)
+    core.decode.record_launch(time.perf_counter())
+    if not runs:
+        core.decode.record_step(0.0, 0.01, streams=1, within=False)
+    took_s, received = time_wait(late)
+    assert (took_s >= HOLD_S) == runs
+    assert received == (["x"] if runs else [])
 
 
 def test_result_taken_by_pause_received_meanwhile_is_not_awaited() -> None:

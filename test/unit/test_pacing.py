@@ -13,7 +13,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.policy.memory import HOLD_S
 from laps_core.policy.pacer import SOONER, Pacer
 from laps_core.policy.predict import LAUNCHES
-from laps_core.policy.types import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Paused, Plan, Running, Step, Waiting
 from pacers import (
     CHUNK,
     FIXED_S,
@@ -82,6 +82,17 @@ def test_decision_time_leaves_just_enough_time_to_launch() -> None:
     for _ in range(LAUNCHES):
         pacer.sizes.record_launch_time(1e-3)
     assert pacer.sizes.lead_s == 1e-3, "what was slow once is forgotten"
+
+
+def test_decision_waits_for_decode_step_behind_earlier_batch() -> None:
+    pacer, step = make_pacer(), Step(5.0, 0.02)
+    assert pacer.decision_time_s(5.0, [], step) == 5.0, "no launch was timed"
+    pacer.sizes.record_launch_time(3e-3)
+    assert pacer.decision_time_s(5.0, [], step) == pytest.approx(5.0 + (1.0 - SOONER) * 0.02 - 3e-3)
+    assert pacer.decision_time_s(5.0, [], Step(5.0, 0.0)) == 5.0, "no step was measured"
+    pacer.record_decode_step(4.99, 5.01, None)
+    assert pacer.free_s(5.0, [], step) == pytest.approx(5.03)
+    assert pacer.decision_time_s(5.01, [], step) == pytest.approx(5.03 - SOONER * 0.02 - 3e-3)
 
 
 def test_arrivals_seen_after_busy_round_report_last_poll_time() -> None:

@@ -120,6 +120,17 @@ def test_short_prompt_preempts_long_prompt_and_starts_decoding() -> None:
     assert answers.logs.logs[0].at_s[short.first_step] < long.first_s
 
 
+def test_prompt_that_comes_during_decode_step_runs_before_next_one() -> None:
+    profile = Profile.load("h200-qwen3-30b-a3b")
+    streams = [Job(0.0, 64, output=400) for _ in range(32)]
+    prompts = [Job(1.0 + 0.2513 * i, 64, output=1) for i in range(20)]
+    ttft = serve(Serving(LAPS), Trace(streams + prompts), profile).ttft[len(streams) :]
+    alone_s = serve(Serving(LAPS), Trace([Job(0.0, 64, output=1)]), profile).ttft[0]
+    step_s = profile.decode_s(32, 32 * 264)
+    # A decision at the start of each step would cost one and a half steps.
+    assert np.median(ttft) < alone_s + 1.25 * step_s
+
+
 def test_carrying_decode_rows_lowers_ttft_in_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows take less time than steps, so in overload first tokens come earlier."""
     profile, trace = Profile.load("h200-qwen3-30b-a3b"), load(60.0, 10.0)

@@ -21,7 +21,7 @@ from typing import Any
 from laps_core.length import LONG, SHORT
 from laps_core.policy.predict import Sizes, without_standstill
 from laps_core.policy.together import instead_of_slices, together, until_pause_s, whole_s
-from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
+from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Step, Waiting
 from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
@@ -57,6 +57,8 @@ class Decode:
         self._owed_s = 0.0
         """Time owed to prompts when the last step ended (seconds)."""
         self._sent = 0
+        self._launched_s: float | None = None
+        """Time at which the last step was launched; None if a prefill batch carries it."""
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     # -- state
@@ -203,9 +205,15 @@ class Decode:
 
     # -- steps
 
-    def record_launch(self) -> None:
-        """Record that a step goes to the device."""
+    @property
+    def running(self) -> Step | None:
+        """Return the separate step on the device, if any."""
+        return Step(self._launched_s, self.step_s) if self._sent and self._launched_s is not None else None
+
+    def record_launch(self, now: float | None = None) -> None:
+        """Record that a step goes to the device at `now`; None: a prefill batch carries it."""
         self._sent += 1
+        self._launched_s = now
 
     def record_step(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
         """Count a step of `streams` requests on the device from `begin` to `end`. `within`: the step ran in a pause.

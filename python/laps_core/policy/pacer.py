@@ -28,7 +28,7 @@ from laps_core.policy.memory import MemoryHold
 from laps_core.policy.order import short_turns
 from laps_core.policy.predict import BATCH_TOKENS, Sizes, without_standstill
 from laps_core.policy.preemption import Preemption
-from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
+from laps_core.policy.types import Account, Paused, Plan, Running, Step, Waiting
 from laps_core.slo import SloLedger
 
 SOONER = 0.1
@@ -230,21 +230,24 @@ class Pacer:
             self.window.record_completion(now, len(batch.short))
         return took_s
 
-    def free_s(self, now: float, running: Iterable[Running]) -> float:
-        """Return the predicted time at which the device has run these batches, one after the other (seconds)."""
+    def free_s(self, now: float, running: Iterable[Running], step: Step | None = None) -> float:
+        """Return the predicted time at which the device has run these batches and the decode step, one after the other
+        (seconds)."""
         end = self._last_end_s
         for batch in running:
             begin = max(end, now if batch.started is None else batch.started)
             end = begin + batch.paused_s + (self.model.predict(batch.shape) or 0.0)
+        if step is not None:
+            end = max(end, step.launched_s) + step.took_s
         return max(now, end)
 
-    def decision_time_s(self, now: float, running: Sequence[Running]) -> float:
-        """Return the time until which to put off the decision on the next batch: as late as these batches keep the
-        device busy, so that new arrivals join. `now` while launch time or step time is unknown."""
-        took_s = self.model.predict(running[-1].shape) if running else None
-        if took_s is None or not self.sizes.lead_s:
+    def decision_time_s(self, now: float, running: Sequence[Running], step: Step | None = None) -> float:
+        """Return the time until which to put off the decision on the next batch: as late as these batches and the
+        decode step keep the device busy, so that new arrivals join. `now` while launch time or step time is unknown."""
+        took_s = step.took_s if step else self.model.predict(running[-1].shape) if running else None
+        if not took_s or not self.sizes.lead_s:
             return now
-        return max(now, self.free_s(now, running) - self.sizes.lead_s - SOONER * took_s)
+        return max(now, self.free_s(now, running, step) - self.sizes.lead_s - SOONER * took_s)
 
     def record_decode_step(self, begin: float, end: float, below: Running | None) -> None:
         """Record a decode step on the device, in a pause of `below` or, if None, between two batches."""

@@ -114,6 +114,14 @@ class Running:
         return self.cls == SHORT and self.account.contended
 
 
+class Step(NamedTuple):
+    """A separate decode step on the device. Times are seconds of one clock."""
+
+    launched_s: float
+    took_s: float
+    """Predicted device time."""
+
+
 class LongBatch(NamedTuple):
     """The next batch of long prompts."""
 

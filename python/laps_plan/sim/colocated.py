@@ -65,9 +65,9 @@ class StockColocated(AtOnce):
             self._policy.finished(batch, now)
 
 
-class LapsColocated(AtOnce, Laps):
+class LapsColocated(Laps):
     """LAPS, which runs decode steps and short batches in the pauses of long batches; requests of these short batches
-    are decoded in the next steps. It decides at once, because a delay would make decode steps late."""
+    are decoded in the next steps."""
 
     def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, device: Device) -> None:
         super().__init__(config, chunk, model, device=device)
@@ -84,7 +84,7 @@ class LapsColocated(AtOnce, Laps):
             self.decode.set_streams(now, self._streams.count, self._streams.context)
         decision = super().next(now)
         if decision is None:
-            return self._step()
+            return self._step(now)
         if isinstance(decision, Batch) and decision.running is not None and not decision.running.within:
             self._joining = decision.ending
         return decision
@@ -92,16 +92,16 @@ class LapsColocated(AtOnce, Laps):
     def _adjust_plan(
         self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None
     ) -> Plan:
-        begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)
+        begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device, self.decode.running)
         rate, sizes, apart = self.pacer.short_rate.per_s(now), self.pacer.sizes, self._lacking
         return self.decode.adjust_plan(begins_s, plan, shorts, longs, paused, sizes, apart=apart, per_s=rate)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
-        step = self._step() if plan.decode == "first" else None
+        step = self._step(now) if plan.decode == "first" else None
         if step is not None:
             return step
         decision = super()._carry_out(now, plan, longs)
-        return decision if isinstance(decision, Batch) else self._step() or decision
+        return decision if isinstance(decision, Batch) else self._step(now) or decision
 
     def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
         carries = plan.decode == "carried" and cls == plan.order[0] and self._streams.count > 0
@@ -115,12 +115,18 @@ class LapsColocated(AtOnce, Laps):
             self._on_device.append(sent.running)
         return sent
 
-    def _step(self) -> Batch | None:
+    def _step(self, now: float) -> Batch | None:
         batch = decode_step(self._streams, self._own)
         if batch is not None:
             batch.within = batch.prepared = bool(self._under_way)
-            self.decode.record_launch()
+            self.decode.record_launch(now)
         return batch
+
+    def decision_time_s(self, now: float, batch: Batch) -> float:
+        """See stock.Scheduler."""
+        if batch.parts or batch.running is not None or batch.within:
+            return super().decision_time_s(now, batch)
+        return self._look(now, [], self.decode.running)
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
