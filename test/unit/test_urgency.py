@@ -85,6 +85,25 @@ def test_batch_is_filled_while_its_prompts_stay_in_time() -> None:
     assert pacer("s-edf").plan(NOW, [], line).long.picked == (0,), "few wait for the step that it saves"
 
 
+def test_short_requests_join_no_batch_that_they_would_make_late() -> None:
+    """The prompt takes 0.11 s alone, 0.1356 s with the short request."""
+    for due_s, joins in ((0.12, False), (0.13, False), (0.14, True), (None, True)):
+        longs = [prompt(1000, due_s), *[prompt(9000, None)] * 200]
+        plan = pacer("s-edf").plan(NOW, [Waiting(256, 0, 99.0, NOW + 5.0)], longs)
+        assert plan.mixed == joins, due_s
+
+
+def test_deadlines_count_from_start_of_batch_on_device() -> None:
+    """A slice of the paused batch, or a batch before, still runs while the next batch is decided."""
+    calm, decide = Waiting(50, 0, 99.0, NOW + 5.0), pacer("least-work").plan
+    paused = Paused(0.5, 1, weight=0.1, deadlines=(NOW + 0.52,), slice_s=0.004)
+    assert decide(NOW, [calm], [], paused=paused).order == (SHORT,), "0.015 s more are in time"
+    assert not decide(NOW, [calm], [], paused=paused._replace(slice_s=0.01)).order
+    longs = [prompt(3000, 4.0), prompt(1000, 0.2)]
+    for busy_s, first in ((0.0, 1), (0.08, 1), (0.1, 0)):
+        assert decide(NOW, [], longs, free_s=NOW + busy_s).long.picked[0] == first
+
+
 @pytest.mark.parametrize("order", ["least-work", "s-edf"])
 def test_late_prompt_runs_after_prompts_still_in_time(order: str) -> None:
     plan = pacer(order).plan(NOW, [], [prompt(400, 0.01), prompt(3000, 4.0)])

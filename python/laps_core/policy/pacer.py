@@ -136,24 +136,28 @@ class Pacer:
         many = urgent != SHORT and len(plan.picked) == len(shorts)
         gap.set_paying_longs(len(longs) + (paused is not None) if many else 0)
         all_waiting, picked, opens_at = (*shorts, *longs), [shorts[i] for i in plan.picked], gap.opens_at()
-        pressed = now >= gap.opens_for_deadline_at() and preemption.would_miss_deadline(now, picked, opens_at - now)
+        # Only deadlines depend on the time at which the device gets to a batch that is decided on now.
+        starts_at = max(now, free_s) if paused is None else now + paused.slice_s
+        pressed = now >= gap.opens_for_deadline_at() and preemption.would_miss_deadline(
+            starts_at, picked, opens_at - now
+        )
         due = urgent != LONG and (now >= opens_at or pressed or (urgent == SHORT and paused is None))
         held_back = self._memory_hold.choose_held_classes(now, lacking=lacking, drains=drains)
         if SHORT in held_back:
             plan = plan._replace(picked=(), held="memory")
             if paused is not None:
                 return plan
-            return self.longs.add_next(plan, now, longs, len(all_waiting), oldest_first=True)
+            return self.longs.add_next(plan, starts_at, longs, len(all_waiting), oldest_first=True)
         by_worth = urgent is None and not pressed and known
         if paused is not None:
-            if picked and due and (not by_worth or preemption.should_preempt(now, picked, paused, all_waiting)):
+            if picked and due and (not by_worth or preemption.should_preempt(starts_at, picked, paused, all_waiting)):
                 return plan._replace(order=(SHORT,))
             if held_back or urgent == SHORT:
                 return plan
             # Negative if another batch is paused than the one that was overtaken.
             moved_s = self._left_when_overtaken_s - paused.left_s
             plan = preemption.add_overtaking(
-                now, longs, paused, budget, plan, all_waiting, moved_s=math.inf if moved_s < 0.0 else moved_s
+                starts_at, longs, paused, budget, plan, all_waiting, moved_s=math.inf if moved_s < 0.0 else moved_s
             )
             self._left_when_overtaken_s = paused.left_s if plan.order else self._left_when_overtaken_s
             return plan
@@ -161,9 +165,9 @@ class Pacer:
         joining = () if lacking else picked
         # A prompt that lacked memory does not lead again at once, unless other requests stand back for it.
         oldest_first = True if held_back else False if lacking else None
-        plan = self.longs.add_next(plan, now, longs, len(all_waiting), joining=joining, oldest_first=oldest_first)
+        plan = self.longs.add_next(plan, starts_at, longs, len(all_waiting), joining=joining, oldest_first=oldest_first)
         if starts and joining and (by_worth or urgent == LONG):
-            plan = preemption.share(now, picked, longs, plan, all_waiting, behind=urgent == LONG)
+            plan = preemption.share(now, picked, longs, plan, all_waiting, starts_at=starts_at, behind=urgent == LONG)
         if not shorts:
             return plan
         return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not held_back else (LONG, SHORT))

@@ -54,10 +54,12 @@ class Preemption:
         plan: Plan,
         all_waiting: Sequence[Waiting],
         *,
+        starts_at: float,
         behind: bool = False,
     ) -> Plan:
-        """Return the plan, with the short batch in the step of the long batch if it fits there and sharing pays.
-        `behind`: the short batch cannot run before the long batch, so sharing always pays."""
+        """Return the plan, with the short batch in the step of the long batch if it fits there, sharing pays, and no
+        prompt becomes late by it. `starts_at`: start of the step on the device. `behind`: the short batch cannot run
+        before the long batch, so sharing always pays."""
         sizes, joining = self._sizes, self._sizes.joining(picked)
         batch = [longs[i] for i in plan.long.picked]
         if sum(w.tokens for w in batch) + joining > sizes.budget:
@@ -68,7 +70,10 @@ class Preemption:
         mine, others = sizes.weights(picked, all_waiting)
         # Later arrivals gain from the saved step, too: in a closed loop, the next requests of the same clients.
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
-        if gained < 0.0 or self.would_miss_deadline(now, picked, later_s):
+        if gained < 0.0 or self.would_miss_deadline(starts_at, picked, later_s):
+            return plan
+        ends_at, joint_at = (starts_at + sizes.batch_s(of) for of in (batch, [*batch, *picked]))
+        if any(w.deadline_s is not None and ends_at <= w.deadline_s < joint_at for w in batch):
             return plan
         return self._longs.cut(plan, longs, plan.long.picked, sizes.budget, joining)._replace(mixed=True)
 
