@@ -20,7 +20,10 @@ def item(tokens: int, started: bool = False) -> Waiting:
 
 def sizes(fixed_s: float = F, unit: int = 1) -> Any:
     return SimpleNamespace(
-        beside_s=lambda w: w.tokens * 25e-6, fixed_s=fixed_s, whole_units=lambda tokens: whole_units(tokens, unit)
+        beside_s=lambda w: w.tokens * 25e-6,
+        work_s=lambda w: fixed_s + w.tokens * 25e-6,
+        fixed_s=fixed_s,
+        whole_units=lambda tokens: whole_units(tokens, unit),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def test_batch_is_filled_while_its_prompts_stay_in_time() -> None:
     # The first takes 0.1 s and the step 0.01 s: 0.39 s are left for other prompts, which run whole.
     assert plan.long.picked == (0, 1, 3)
     assert pacer("s-edf").plan(NOW, [], line).long.picked == (0,), "few wait for the step that it saves"
+
+
+def test_prompt_that_is_just_in_time_has_its_batch_for_itself() -> None:
+    """The prompt takes 0.11 s. The model counts 20 ms of that as part of a step's fixed time."""
+    model = LatencyModel(replace(MODEL, flat=200))
+    me = Pacer(LapsConfig(order="s-edf"), chunk_tokens=8192, layers=28, model=model)
+    line = [*[prompt(500, 9.0)] * 3, *[prompt(9000, None)] * 200]
+    assert me.plan(NOW, [], [prompt(1000, 0.12), *line]).long.picked == (0,)
+    assert me.plan(NOW, [], [prompt(1000, 0.3), *line]).long.picked == (0, 1, 2, 3)
 
 
 def test_short_requests_join_no_batch_that_they_would_make_late() -> None:

@@ -21,10 +21,12 @@ def pack(items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, n
     is added that would make one of the others late for its deadline (FlowPrefill, SLO-aware batching).
 
     items: in service order. budget: new tokens that the batch may hold. waiting: all waiting requests, with `items`.
-    now: the clock of the deadlines (seconds). A batch holds at most one prompt in progress, because SGLang has one slot
-    for such a prompt.
+    now: start of the batch, by the clock of the deadlines (seconds). A batch holds at most one prompt in progress,
+    because SGLang has one slot for such a prompt.
     """
     picked: list[int] = []
+    # A batch fills less than its deadlines allow, because others may preempt it: F already holds the time in which a
+    # prompt's first tokens are hidden.
     room, slot_taken, took_s, limit_s = budget, False, sizes.fixed_s or 0.0, math.inf
     for i, item in enumerate(items):
         if room <= 0:
@@ -45,7 +47,8 @@ def pack(items: Sequence[Waiting], sizes: Sizes, *, budget: int, waiting: int, n
         room -= min(tokens, room)
         took_s += seconds
         slot_taken |= item.started
-        if item.deadline_s is not None and now + took_s <= item.deadline_s:
+        ends_at = now + (took_s if len(picked) > 1 else sizes.work_s(item))
+        if item.deadline_s is not None and ends_at <= item.deadline_s:
             limit_s = min(limit_s, item.deadline_s - now)
     return picked
 
