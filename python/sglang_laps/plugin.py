@@ -50,7 +50,7 @@ def _load() -> None:
     if wrong := wrong_release():
         refuse(wrong)
     seams.require()
-    from sglang_laps import control
+    from sglang_laps import control, lora_fit
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -63,6 +63,7 @@ def _load() -> None:
     seams.hook(sessions.CREATE, sessions.set_apart_if_refused, "AFTER")
     seams.hook(sessions.CLEAR, sessions.clear, "AROUND")
     control.hook_scheduler()
+    lora_fit.hook()
     graphs.install(config)
     if config.receipts:
         moments.hook_senders()

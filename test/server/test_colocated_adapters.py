@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
+import adapters
 import http_load as load
 import pytest
 from rounds import repeat_until
-from served import LAPS, Prefill, Reference, Setup, make_checkpoint, random_prompt, run_on
+from served import LAPS, Prefill, Reference, Setup, make_checkpoint, prefill_server, random_prompt, run_on
+
+from benchmark.rig import servers
 
 from .colocated import (
     COUNT,
@@ -88,3 +92,31 @@ def test_adapters_are_loaded_and_unloaded_under_load(prefill: Prefill, reference
     for name, model in models.items():
         require_right_answers([*(a for a in requests if a.adapter == name), *loaded.get(name or "", ())], model)
     prefill.require_all_tokens_free()
+
+
+def test_adapters_that_do_not_fit_model_are_refused(prefill: Prefill, reference: Reference) -> None:
+    base = make_checkpoint("qwen2")
+    fitting = lora_folders(base)[0]
+    for kind in adapters.MISFITS:
+        wrong = {"lora_name": "other", "lora_path": str(adapters.make_misfit(base.parent, fitting, kind))}
+        status, text = prefill.post("/load_lora_adapter", wrong)
+        assert (status, "does not fit this model" in text) == (400, True), (kind, text)
+        # Nothing is left of the refused adapter.
+        assert prefill.post("/load_lora_adapter", {**wrong, "lora_path": str(fitting)})[0] == 200, kind
+        a = Request(f"fits-{kind}", random_prompt(4200, 60), 4, 0.0, adapter="other")
+        asyncio.run(send_all_at_their_times(prefill, [a]))
+        require_right_answers([a], with_adapters(reference)["adapter0"])
+        assert prefill.post("/unload_lora_adapter", {"lora_name": "other"})[0] == 200, kind
+
+
+def test_server_does_not_start_with_adapter_that_does_not_fit(prefill: Prefill, tmp_path: Path) -> None:
+    def args(base: Path) -> list[str]:
+        wrong = adapters.make_misfit(base.parent, lora_folders(base)[0], "a wider model")
+        return ["--lora-paths", f"adapter0={wrong}"]
+
+    setup = Setup("misfit", LAPS, {}, "qwen2", args, mode="null")
+    with (
+        prefill_server(setup, tmp_path) as server,
+        pytest.raises(servers.ServerError, match="LoRA adapter adapter0: the adapter does not fit"),
+    ):
+        server.ready()

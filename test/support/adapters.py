@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,29 @@ def make_lora(folder: Path, base: Path, seed: int) -> Path:
         (tmp / "adapter_config.json").write_text(json.dumps(config))
 
     return model.once(folder / f"{base.name}-adapter-{seed}", write)
+
+
+def make_misfit(folder: Path, adapter: Path, kind: str) -> Path:
+    """Make an adapter that does not fit the model of ``adapter`` and return its path. ``kind``: a name in MISFITS."""
+
+    def write(tmp: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = {n: MISFITS[kind](n, v).clone() for n, v in load_file(adapter / "adapter_model.safetensors").items()}
+        if kind == "another module":
+            weights = {n.replace("o_proj", "gate_proj"): v for n, v in weights.items()}
+        save_file(weights, tmp / "adapter_model.safetensors", metadata={"format": "pt"})
+        (tmp / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
+
+    return model.once(folder / f"{adapter.name}-{kind.replace(' ', '-')}", write)
+
+
+MISFITS: dict[str, Callable[[str, Any], Any]] = {
+    "a wider model": lambda name, v: v.repeat(1, 2) if "lora_A" in name else v.repeat(2, 1),
+    "a lower rank": lambda name, v: v[:4] if "lora_A" in name else v[:, :4],
+    "another module": lambda name, v: v,
+}
+"""Changes of an adapter's weights, by what is wrong then. The adapter's own configuration does not tell."""
 
 
 def merge_adapter(model: Any, adapter: Path) -> None:
