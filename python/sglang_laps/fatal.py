@@ -27,6 +27,11 @@ RECORDS = (
     f"{_MANAGER}.dump_expert_distribution_record",
 )
 """Methods that ask the schedulers for a record of the chosen experts."""
+SAMPLES = "managers.io_struct.GenerateReqInput._handle_parallel_sampling"
+"""Method that reads how many samples of each prompt a request asks for, before a list is made of all of them."""
+MOST_SAMPLES = 1 << 16
+"""Most samples of one request. The HTTP process makes a request of each, and answers nobody meanwhile; without samples,
+as many prompts make a body of some 300 KB."""
 MOST_TOP_K = 2**31 - 1
 MOST_BIAS = 1e30
 """Largest bias of a token: divided by the lowest temperature, 1e-6, it is still a number."""
@@ -74,6 +79,14 @@ def require_recorder(manager: Any) -> None:
     """Raise HTTPException (answered 400) if this server has no recorder of experts."""
     if resolved(manager.server_args).expert_distribution_recorder_mode is None:
         raise HTTPException(400, "no experts are recorded without --expert-distribution-recorder-mode")
+
+
+def require_few_samples(result: Any, obj: Any) -> Any:
+    """Raise ValueError for more samples than MOST_SAMPLES, after ``_handle_parallel_sampling``."""
+    n = obj.parallel_sample_num
+    if isinstance(n, int) and n > 1 and n * obj.batch_size > MOST_SAMPLES:
+        raise ValueError(f"n: {n} samples of {obj.batch_size} prompts are more than {MOST_SAMPLES} samples")
+    return result
 
 
 def require_room(obj: Any) -> None:

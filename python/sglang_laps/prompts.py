@@ -21,6 +21,7 @@ def hook() -> None:
     seams.hook(fatal.SAMPLING, deadlines.verify, "BEFORE")
     seams.hook(fatal.SAMPLING, fatal.verify, "BEFORE")
     seams.hook(VALIDATE, validate, "AROUND")
+    seams.hook(fatal.SAMPLES, fatal.require_few_samples, "AFTER")
     for method in fatal.RECORDS:
         seams.hook(method, fatal.require_recorder, "BEFORE")
     control.hook_manager()

@@ -43,6 +43,16 @@ def test_sampling_features_equal_sequential_answers_of_stock_server(prefill: Pre
     assert all(re.fullmatch(a.sampling["regex"], a.text) for a in bound), [a.text for a in bound]
 
 
+@pytest.mark.parametrize(("prompts", "n"), [([5, 6, 7], 66_000), ([[5], [6]], 33_000)])
+def test_more_samples_than_server_can_make_are_refused(prefill: Prefill, prompts: list[Any], n: int) -> None:
+    """SGLang starts to make them: with many more, its HTTP process would answer nobody until its memory is used up."""
+    body = {"input_ids": prompts, "sampling_params": {"max_new_tokens": 1, "n": n}}
+    status, answer = prefill.post("/generate", body)
+    assert (status, f"n: {n} samples" in answer) == (400, True), answer
+    status, answer = prefill.post("/generate", {**body, "sampling_params": {"max_new_tokens": 1, "n": 2}})
+    assert status == 200, answer
+
+
 def test_scores_under_load_equal_transformers(prefill: Prefill, reference: Reference) -> None:
     name, labels = f"score-{prefill.setup.name}", [5, 700, 1500]
     others = [
