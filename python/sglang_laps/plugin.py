@@ -50,7 +50,7 @@ def _load() -> None:
     if wrong := wrong_release():
         refuse(wrong)
     seams.require()
-    from sglang_laps import control, lora_fit
+    from sglang_laps import beams, control, lora_fit
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -64,6 +64,7 @@ def _load() -> None:
     seams.hook(sessions.CLEAR, sessions.clear, "AROUND")
     control.hook_scheduler()
     lora_fit.hook()
+    seams.hook(beams.RELEASE, beams.free_rows, "BEFORE")
     graphs.install(config)
     if config.receipts:
         moments.hook_senders()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import compat, counters, graphs, penalties, seams
+from sglang_laps import beams, compat, counters, graphs, penalties, seams
 from sglang_laps.cutter import stand_in_status
 from sglang_laps.receipts import LapsOutputStreamer, answer_query
 from sglang_laps.start import Laps, why_off
@@ -133,6 +133,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # Otherwise SGLang would queue an aborted prompt again, and prefill it.
             self.process_pending_chunked_abort()
         super().pause_generation(recv_req)
+        if self.laps is not None and recv_req.mode == "retract":
+            self.running_batch.beam_tail = None  # SGLang has emptied the batch, but for the rows of its beams
         if self.laps is not None:
             self.cur_batch_for_debug = None  # else SGLang's watchdog ends the server if no batch runs for long
         if colocated:
@@ -141,6 +143,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         """Queue a request. A retracted request waits anew, with all tokens to be computed again. A request that comes
         while a batch is built waits for the next plan."""
+        if self.laps is not None and beams.end_if_lost(self, req):
+            return
         if self.laps is not None and self.laps.colocated:
             req.laps_tag = None
         if self.laps is None or self.laps.builder.adder is None:
