@@ -120,14 +120,22 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, router: Router, clients: int = sys.maxsize) -> None:
         super().__init__(config)
         self._router, self._clients = router, clients
+        self._idle: set[Any] = set()
+        """Timers of the connections that were idle at the last look."""
 
     async def on_tick(self, counter: int) -> bool:
         """Close the connections that have been idle longest. uvicorn calls this method ten times a second."""
         there: Any = self.server_state.connections
+        before, self._idle = self._idle, set()
         if len(there) > self._clients:
             # While an answer is read, its connection is not idle.
             idle = [c for c in there if c.timeout_keep_alive_task and not c.transport.get_write_buffer_size()]
-            idle.sort(key=lambda c: c.timeout_keep_alive_task.when())
+            self._idle = {c.timeout_keep_alive_task for c in idle}
+            # A connection that was not idle at the last look may have a request that is not read yet.
+            idle = sorted(
+                (c for c in idle if c.timeout_keep_alive_task in before),
+                key=lambda c: c.timeout_keep_alive_task.when(),
+            )
             for c in idle[: len(there) - self._clients]:
                 c.transport.abort()
         return await super().on_tick(counter)

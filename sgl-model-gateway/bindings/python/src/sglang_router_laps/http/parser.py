@@ -13,6 +13,8 @@ HEAD_MAX = 1 << 16
 """Largest request head, chunk extensions or trailers (bytes): the parser buffers each of them as a whole."""
 HEAD_S = 30.0
 """Time limit for a request head, from its first byte on (seconds)."""
+UNREAD_S = 0.1
+"""Time in which data that has arrived is read (seconds)."""
 STALL_S = 60.0
 """Period of the checks that a client reads its answer (seconds)."""
 SLOWEST = 512
@@ -156,7 +158,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection of an idle client, or as soon as the client has read its last answer."""
+        """Close the connection of an idle client soon. If this router stood still, a request may have arrived that is
+        not read yet: data that is read meanwhile cancels the timer."""
+        self.timeout_keep_alive_task = self.loop.call_later(UNREAD_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close the connection, or let it close as soon as the client has read its last answer."""
         super().timeout_keep_alive_handler()
         self._start_stall_timer()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from typing import Any, Literal
+from weakref import WeakSet
 
 import aiohttp
 from laps_core.pools.instances import Instance
@@ -99,8 +100,13 @@ def failure(instance: Instance, cause: Exception) -> Lost:
     return Lost(instance, kind, f"{type(cause).__name__}: {cause}")
 
 
-class RawHeaders(aiohttp.ClientRequest):
+class Request(aiohttp.ClientRequest):
     """Request with unchanged header bytes: aiohttp writes headers as UTF-8, but a client's need not be UTF-8."""
+
+    reused = False
+    """True if the connection has carried other requests."""
+    needs_new = False
+    """True if the request needs a new connection."""
 
     async def write_bytes(self, writer: Any, *args: Any, **kwargs: Any) -> None:
         """Send the body, preceded by the buffered headers."""
@@ -109,6 +115,46 @@ class RawHeaders(aiohttp.ClientRequest):
             # ``forwarded`` decoded each byte as Latin-1.
             writer._headers_buf = waiting.decode().encode("latin-1")
         await super().write_bytes(writer, *args, **kwargs)
+
+
+class Connector(aiohttp.TCPConnector):
+    """Connections to one server. A request can ask for a new one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S, **options)
+        self._used: WeakSet[Any] = WeakSet()
+
+    async def connect(self, req: Any, *args: Any, **more: Any) -> Any:
+        """Return a connection for ``req``, after closing all that are idle if ``req`` needs a new one."""
+        while True:
+            connection = await super().connect(req, *args, **more)
+            req.reused = connection.protocol in self._used
+            if not (req.reused and req.needs_new):
+                self._used.add(connection.protocol)
+                return connection
+            connection.close()
+
+
+async def send_again(req: Any, send: Callable[[Any], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
+    """Send ``req``, and once more on a new connection if the server had closed the idle one that was used.
+
+    A server closes a connection that has been idle for some seconds, perhaps while a request is on its way: if the
+    server, this router or their machine stands still for a moment, all idle connections are closed at once. Without
+    this, the server would pass for broken.
+    """
+    try:
+        return await send(req)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
+        if not req.reused:
+            raise
+        req.needs_new = True
+        try:
+            return await send(req)
+        except aiohttp.ClientConnectorError:
+            # The server has died, perhaps of this request.
+            raise e from None
 
 
 class Sessions:
@@ -125,10 +171,11 @@ class Sessions:
         session = self._open.get(instance)
         if session is None:
             session = self._open[instance] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
+                connector=Connector(ssl=self._tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S),
-                request_class=RawHeaders,
+                request_class=Request,
+                middlewares=(send_again,),
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
