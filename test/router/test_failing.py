@@ -225,3 +225,57 @@ def test_router_passes_on_replies_with_exotic_content_types() -> None:
             assert r.content_type == "application/json"
 
     asyncio.run(run())
+
+
+BY_ABORT = "transfer failed for request rank=0 with exception KVTransferError(bootstrap_room=1): Aborted by AbortReq."
+"""What SGLang says of a request that somebody has aborted before its KV was transferred."""
+
+
+class AbortedPrefill(FakePrefill):
+    """Prefill server at which each request has been aborted."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        return web.json_response({"error": {"message": BY_ABORT, "code": 500}}, status=500)
+
+
+class AbortedDecode(FakeDecode):
+    """Decode server of this kind."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        return web.json_response({"object": "error", "message": BY_ABORT}, status=500)
+
+
+@pytest.mark.parametrize("half", [{"make_prefill": AbortedPrefill}, {"make_decode": AbortedDecode}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_abort_before_transfer_is_neither_retried_nor_blamed(half: dict[str, Any], stream: bool) -> None:
+    async def run() -> None:
+        async with stack(2, 2, **half) as s:
+            status, answer = await s.post(text=SHORT, stream=stream)
+            assert (status, answer["error"]["type"]) == (499, "abort")
+            found = await s.status()
+            assert (found["counts"]["retried"], found["counts"]["failed"]) == (0, 0)
+            assert sum(i["errors"] for i in (*found["prefill"], *found["decode"])) == 0
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"error": {"message": BY_ABORT, "code": 500}},
+        {
+            "text": "",
+            "meta_info": {"finish_reason": {"type": "abort", "message": BY_ABORT}},
+        },
+    ],
+)
+def test_abort_before_transfer_is_not_retried_after_stream_has_begun(says: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with stack(2, 2, make_decode=type("Now", (Unfed,), {"says": says, "asked": []})) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                assert "Aborted by AbortReq" in await r.text()
+            assert (await s.status())["counts"]["retried"] == 0
+            await s.at_rest()
+
+    asyncio.run(run())

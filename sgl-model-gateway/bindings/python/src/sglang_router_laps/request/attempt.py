@@ -15,7 +15,7 @@ from ..servers.upstream import Lost, failure
 from . import receipt as receipts
 from .ids import IDS_MAX
 from .legs import Decoding, Legs, has_result
-from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
+from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault, is_abort
 from .streams import Events, MergedEvents, merge_reply
 
 DRAIN_S = 1.0
@@ -82,8 +82,9 @@ class Attempt(Legs):
                 found = fault(first)
                 share.end(response.status < 400 and found is None)
                 if response.status >= 400:
-                    health.record_reply(decoder, response.status)
-                    raise Refused(decoder, Reply.of(response, first))
+                    reply = Reply.of(response, first)
+                    health.record_reply(decoder, reply.status)
+                    raise Refused(decoder, reply)
                 await self._check_transfer(found)
                 self.note_ttft()
                 now = time.monotonic()
@@ -184,9 +185,9 @@ class Attempt(Legs):
         """Raise Refused if the error ``found`` in a reply with status 200 says that the KV was not transferred.
 
         A stream reports this in its first event, after the status line. If the decode server's error does not
-        name the transfer, the prefill server's error decides. A request that a client has aborted is not checked.
+        name the transfer, the prefill server's error decides. An aborted request is not checked.
         """
-        if found is None or self.live.aborted:
+        if found is None or self.live.aborted or is_abort(found.body):
             return
         if TRANSFER_FAILED in found.body:
             found.status = max(found.status, UNKNOWN)

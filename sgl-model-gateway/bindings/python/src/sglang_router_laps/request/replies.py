@@ -18,8 +18,11 @@ from .trail import GONE, Trail
 
 UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
+ABORTED_TRANSFER = "aborted before the prompt's KV was transferred"
 TRANSFER_FAILED = b"KVTransferError"
 """Name of SGLang's error for a failed KV transfer: the decode server may be gone."""
+BY_ABORT = b"Aborted by AbortReq"
+"""Reason that this error gives if somebody has asked for an abort."""
 JSON = b"application/json"
 INVALID = "invalid_request_error"
 UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -41,6 +44,9 @@ class Reply:
     @classmethod
     def of(cls, response: aiohttp.ClientResponse, body: bytes) -> Reply:
         """Return the reply of ``response`` and ``body``, with the server's Retry-After."""
+        if response.status >= UNKNOWN and is_abort(body):
+            # For SGLang an abort during the transfer is a failed transfer. It is to be neither retried nor blamed.
+            return refusal(GONE, "abort", ABORTED_TRANSFER)
         after = response.headers.get("retry-after")
         headers = () if after is None else ((b"retry-after", after.encode("latin-1", "replace")),)
         return cls(response.status, content_type(response), body, headers)
@@ -113,6 +119,11 @@ def error_body(status: int, kind: str, message: str) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
+def is_abort(error: bytes) -> bool:
+    """Return True if the KV was not transferred because somebody asked for an abort."""
+    return TRANSFER_FAILED in error and BY_ABORT in error
+
+
 def fault(reply: bytes) -> Reply | None:
     """Return the first error in a reply or in a stream's events, as an error reply; None without an error."""
     # Nearly every reply returns here. A text that happens to hold these words costs only a parse.
@@ -141,7 +152,10 @@ def _error(item: Any) -> Reply | None:
     """Return the error in a JSON value of a reply, if any."""
     error, choices = _at(item, "error"), _at(item, "choices")
     if error:
-        return Reply(_status(_at(error, "code")), JSON, orjson.dumps({"error": error}))
+        body = orjson.dumps({"error": error})
+        if is_abort(body):
+            return refusal(GONE, "abort", ABORTED_TRANSFER)
+        return Reply(_status(_at(error, "code")), JSON, body)
     reason = _at(item, "meta_info", "finish_reason")
     if _at(reason, "type") == "abort":
         # SGLang gives no code if somebody asked for the abort: a failure of no server.
