@@ -57,6 +57,7 @@ def hook_manager() -> None:
     seams.hook(f"{_MANAGER}.release_memory_occupation", _told("release_memory_occupation"), "AROUND")
     seams.hook(f"{_MANAGER}.resume_memory_occupation", _told("resume_memory_occupation"), "AROUND")
     seams.hook(f"{_MANAGER}._execute_profile", execute_profile, "AROUND")
+    seams.hook(f"{_MANAGER}._mark_state_dispatched", abort_again, "AROUND")
 
 
 def release(original: Callable[[Any, Any], Any], updater: Any, message: Any) -> Any:
@@ -163,3 +164,17 @@ async def execute_profile(original: Callable[[Any, Any], Awaitable[Any]], manage
         return await original(manager, message)
     except RuntimeError as e:
         raise HTTPException(400, str(e)) from None
+
+
+def abort_again(original: Callable[[Any, str], None], manager: Any, rid: str) -> None:
+    """Wrap ``_mark_state_dispatched``: repeat an abort that came before its request went to the scheduler.
+
+    That is while the text was tokenized, or while the request waited for new weights. The scheduler has ignored the
+    abort, and SGLang sends no second one, even when the client disconnects: the request would run, or wait for minutes
+    for its other half.
+    """
+    original(manager, rid)
+    state = manager.rid_to_state.get(rid)
+    if state is not None and state.abort_sent:
+        state.abort_sent = False
+        manager.abort_request(rid)

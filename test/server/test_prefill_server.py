@@ -56,6 +56,28 @@ def test_requests_complete_after_pause_and_continue(prefill: Prefill, mode: str)
     asyncio.run(scenario())
 
 
+def test_abort_of_request_that_has_not_reached_the_scheduler(prefill: Prefill) -> None:
+    async def ask(http: Any, room: int) -> tuple[int, Any]:
+        body = request_body(room, random_prompt(70, 5 * CHUNK), rid="early")
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            return reply.status, await reply.json()
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            # In this mode new requests wait before they are sent to the scheduler.
+            assert prefill.post("/pause_generation", {"mode": "abort"})[0] == 200
+            both = [asyncio.ensure_future(ask(http, room)) for room in (71, 72)]
+            # The second request of an id is refused at once: the first one has arrived.
+            done, (first,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            assert [one.result()[0] for one in done] == [400]
+            assert prefill.post("/abort_request", {"rid": "early"})[0] == 200
+            assert prefill.post("/continue_generation", {})[0] == 200
+            status, answer = await first
+            assert status != 200 or answer["meta_info"]["finish_reason"]["type"] == "abort", answer
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("what", ["start", "stop", "dump"])
 def test_records_of_experts_are_refused_without_a_recorder(prefill: Prefill, what: str) -> None:
     status, answer = prefill.post(f"/{what}_expert_distribution_record")
