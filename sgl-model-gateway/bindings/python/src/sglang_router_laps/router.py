@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from laps_core.pools.config import AllocConfig
@@ -19,6 +20,8 @@ from .telemetry import Journal
 
 HISTORY_S = 300.0
 """History in the status and on the page (seconds)."""
+STOP_S, STEPS = 1.0, 20
+"""Longest wait for requests that have been cancelled, and for their aborts (seconds), and how often to look."""
 CONTROLLER = "controller"
 """Name of the task that moves servers between pools."""
 
@@ -75,7 +78,13 @@ class Router:
         self.tasks.note(CONTROLLER, failure)
 
     async def close(self) -> None:
-        """Stop the background tasks and close all connections."""
+        """Stop the background tasks and close all connections. Requests that were cancelled first abort their halves at
+        the servers."""
         self.draining = True
+        for _ in range(STEPS):
+            if not self.queue.in_flight:
+                break
+            await asyncio.sleep(STOP_S / STEPS)
+        await self.tasks.finish(STOP_S)
         await self.tasks.close()
         await self.sessions.close()

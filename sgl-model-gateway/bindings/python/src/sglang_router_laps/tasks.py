@@ -36,6 +36,8 @@ class Tasks:
     def __init__(self) -> None:
         self.watched: list[Watched] = []
         self._tasks: set[Task] = set()
+        self._kept: set[Task] = set()
+        """Those that run until cancelled."""
         self._closing = False
 
     def spawn(self, work: Work) -> Task | None:
@@ -50,13 +52,21 @@ class Tasks:
 
     def keep(self, name: str, work: Callable[[], Work]) -> Task | None:
         """Run ``work`` until cancelled. If ``work`` fails or returns, restart it after a delay; a failure is logged."""
-        return self.spawn(self._keep(name, work))
+        task = self.spawn(self._keep(name, work))
+        if task is not None:
+            self._kept.add(task)
+        return task
 
     def note(self, name: str, failure: Exception) -> None:
         """Record a failure that does not end the task ``name``."""
         for watched in self.watched:
             if watched.name == name:
                 watched.error = f"{type(failure).__name__}: {failure}"
+
+    async def finish(self, patience_s: float) -> None:
+        """Wait for the end of the tasks that end by themselves, for at most ``patience_s`` seconds."""
+        if others := self._tasks - self._kept:
+            await asyncio.wait(others, timeout=patience_s)
 
     async def close(self) -> None:
         """Cancel all tasks and wait for their end."""
@@ -68,6 +78,7 @@ class Tasks:
 
     def _ended(self, task: Task) -> None:
         self._tasks.discard(task)
+        self._kept.discard(task)
         if not task.cancelled() and task.exception():
             logger.error("background task failed", exc_info=task.exception())
 

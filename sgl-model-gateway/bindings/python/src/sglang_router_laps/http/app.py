@@ -27,6 +27,10 @@ from .routes import Rest
 
 logger = logging.getLogger(__name__)
 
+STOPPED = "stopping", "the router is being stopped"
+"""Type and message of the error of a request that was still in flight when the router had to stop."""
+STOP_S = 0.5
+"""Longest wait for a client that does not read this error (seconds)."""
 LINGER_S = 2.0
 """Time for which the rest of a refused body is read and dropped, so that the client gets the reply (seconds)."""
 
@@ -72,6 +76,11 @@ class LapsApp:
             reply = refusal(e.status_code, INVALID, f"{scope['method']} {scope['path']}: {e.detail}")
             reply.headers = [(k.lower().encode(), v.encode()) for k, v in (e.headers or {}).items()]
             await self._answer(trail, reply, scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._has_to_stop():
+                raise
+            hold.unread = False
+            await self._answer(trail, refusal(503, *STOPPED), scope, receive, send)
         except Exception:
             self._router.counts.failed += 1
             logger.exception("request %s failed", trail.id)
@@ -144,15 +153,30 @@ class LapsApp:
         try:
             await Passage(self._router, self._retries, call, client).run()
         except asyncio.CancelledError:
-            if not gone:
+            if gone:
+                task.uncancel()
+                call.trail.status = GONE
+                self._router.counts.disconnected += 1
+                logger.info("%s client disconnected", call.ids.name)
+            elif client.started and self._has_to_stop():
+                if not client.finished:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(STOP_S):
+                            await client.refuse(503, *STOPPED)
+            else:
                 raise
-            task.uncancel()
-            call.trail.status = GONE
-            self._router.counts.disconnected += 1
-            logger.info("%s client disconnected", call.ids.name)
         finally:
             call.trail.rid = call.ids.name
             watcher.cancel()
+
+    def _has_to_stop(self) -> bool:
+        """Return True if this request was cancelled because the router stops. Then keep on, to answer it."""
+        task = asyncio.current_task()
+        if task is None or not self._router.draining:
+            return False
+        task.uncancel()
+        self._router.counts.rejected += 1
+        return True
 
     def _ended(self, trail: Trail) -> None:
         self._log.note(trail)
