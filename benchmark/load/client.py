@@ -48,28 +48,30 @@ class Pool:
 
     async def ask(self, raw: bytes) -> tuple[float | None, str]:
         """Send one request. Returns its TTFT (seconds), or None and the error."""
-        try:
-            connection = await self._take()
-        except OSError as e:
-            return None, str(e)
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        begin = time.perf_counter()
-        connection.send(raw, lambda _, ok: None if answered.done() else answered.set_result(ok))
-        if not await answered:
-            return None, connection.said
-        now = time.perf_counter()
-        self._free.append((now, connection))
-        return (connection.first or now) - begin, ""
+        begin = None
+        while True:
+            try:
+                connection, reused = await self._take()
+            except OSError as e:
+                return None, str(e)
+            begin = begin or time.perf_counter()
+            if await connection.answered(raw):
+                now = time.perf_counter()
+                self._free.append((now, connection))
+                return (connection.first or now) - begin, ""
+            # If this client stood still, a server has closed connections that were idle for longer than it seems here.
+            if not (reused and connection.silent):
+                return None, connection.said
 
-    async def _take(self) -> Connection:
-        """Return an unused connection. Raises OSError."""
+    async def _take(self) -> tuple[Connection, bool]:
+        """Return an unused connection, and True if it has carried other requests. Raises OSError."""
         now = time.perf_counter()
         while self._free:
             since, connection = self._free.pop()
             if connection.open and now - since < IDLE_S:
-                return connection
+                return connection, True
         self._all.append(await Connection.to(self._target))
-        return self._all[-1]
+        return self._all[-1], False
 
     def close(self) -> None:
         for connection in self._all:

@@ -61,12 +61,23 @@ class Connection(asyncio.Protocol):
         """Return the start of the reply, for an error message."""
         return self._buffer[:300].decode(errors="replace") or "the connection was closed"
 
+    @property
+    def silent(self) -> bool:
+        """Return True if nothing of the reply has arrived."""
+        return not self._buffer
+
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def send(self, raw: bytes, done: Done) -> None:
         self._buffer, self._body, self._end, self.first, self._done = b"", 0, None, None, done
         self.transport.write(raw)
+
+    async def answered(self, raw: bytes) -> bool:
+        """Send a request; return True once the whole reply has arrived, False for an error or a closed connection."""
+        end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.send(raw, lambda _, ok: None if end.done() else end.set_result(ok))
+        return await end
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

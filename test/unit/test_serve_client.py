@@ -274,6 +274,33 @@ def test_connection_closed_by_server_is_not_reused() -> None:
     asyncio.run(run())
 
 
+def test_request_on_connection_that_server_closes_is_sent_again() -> None:
+    class Closing(Slow):
+        lengths: list[int] = []  # noqa: RUF012
+        answered = False
+
+        def answer(self, tokens: int) -> None:
+            super().answer(tokens)
+            self.answered = True
+
+        def data_received(self, data: bytes) -> None:
+            if self.answered:
+                self.transport.abort()
+            else:
+                super().data_received(data)
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Closing, "127.0.0.1", 0)
+        async with server:
+            pool = client.Pool(Target("127.0.0.1", server.sockets[0].getsockname()[1]))
+            first = await asyncio.gather(*map(pool.ask, bodies([Job(0.0, 20)] * 3)))
+            (again,) = [await pool.ask(raw) for raw in bodies([Job(0.0, 20)])]
+            assert all(took is not None for took, _ in (*first, again))
+            assert len(pool._all) == 4
+
+    asyncio.run(run())
+
+
 def test_closed_loop_client_stops_after_failure() -> None:
     loop, lengths = run_against_server(lambda target: client.closed(target, bodies([Job(0.0, 13)]), 3, 1.0, 0.0))
     assert (loop.failed, len(lengths), loop.ttft_s) == (3, 3, [])
