@@ -63,6 +63,38 @@ def test_stalled_stream_ends_with_error_event(deaf: bool, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+class PartDecode(FakeDecode):
+    """Decode server that streams a batch's first prompt while the other one waits for its prefill."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "t0", "index": 0}\n\n')
+        await asyncio.gather(*(self.world.event(room).wait() for room in body["bootstrap_room"]))
+        await response.write(b'data: {"text": "t1", "index": 1}\n\ndata: [DONE]\n\n')
+        return response
+
+
+def test_batch_stream_may_wait_for_prefill_of_its_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SILENCE", 0.3 / 120)
+
+    async def run() -> None:
+        async with stack(1, args={"request_timeout_secs": 120, **NO_PROBES}, make_decode=PartDecode) as s:
+            s.prefills[0].gate.clear()
+            body = {"text": [SHORT, SHORT], "stream": True}
+            async with asyncio.timeout(120), s.client.post(f"{s.url}/generate", json=body) as r:
+                first = await r.content.readuntil(b"\n\n")
+                # Several times as long as a stream may stand still otherwise.
+                await asyncio.sleep(1.5)
+                s.prefills[0].gate.set()
+                rest = await r.read()
+            assert b"t0" in first
+            assert b"error" not in rest
+            assert rest.endswith(b"data: [DONE]\n\n")
+
+    asyncio.run(run())
+
+
 class LogprobPrefill(FakePrefill):
     """Prefill server with the log-probabilities of a long prompt."""
 

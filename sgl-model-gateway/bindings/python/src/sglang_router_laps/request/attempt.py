@@ -135,7 +135,9 @@ class Attempt(Legs):
     def _check_silence(self) -> None:
         """Close the stream if it stalls, else check again later: a timer per chunk would cost more than the chunk."""
         decoder, health = self.decoder, self.router.health
-        if health.stood_still and self._waiting_since is not None:
+        # In a batch some prompts may still wait for their prefill, as long as those of other requests.
+        waits = bool(self.call.batch_size) and decoder.healthy and not self._prefill.done()
+        if (health.stood_still or waits) and self._waiting_since is not None:
             self._waiting_since = time.monotonic()
         silent_s = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         if silent_s >= health.silence_s(decoder) and self._response is not None:
