@@ -146,7 +146,7 @@ async def send_again(req: Any, send: Callable[[Any], Awaitable[aiohttp.ClientRes
         return await send(req)
     except aiohttp.ClientConnectorError:
         raise
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError) as e:
         if not req.reused:
             raise
         req.needs_new = True
