@@ -228,7 +228,7 @@ def test_router_passes_on_replies_with_exotic_content_types() -> None:
 
 
 BY_ABORT = "transfer failed for request rank=0 with exception KVTransferError(bootstrap_room=1): Aborted by AbortReq."
-"""What SGLang says of a request that somebody has aborted before its KV was transferred."""
+"""SGLang's error for a request that somebody has aborted before its KV was transferred."""
 
 
 class AbortedPrefill(FakePrefill):

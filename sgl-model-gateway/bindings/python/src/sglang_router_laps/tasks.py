@@ -37,7 +37,7 @@ class Tasks:
         self.watched: list[Watched] = []
         self._tasks: set[Task] = set()
         self._kept: set[Task] = set()
-        """Those that run until cancelled."""
+        """Tasks that run until cancelled."""
         self._closing = False
 
     def spawn(self, work: Work) -> Task | None:
