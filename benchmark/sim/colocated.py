@@ -45,6 +45,8 @@ HEADS = (
 )  # fmt: skip
 TRIED = 3
 """Number of stock settings whose goodput is searched: those with the most requests in time at the given load."""
+LONGER = 3
+"""Factor of the requests from which goodput is searched: enough for the rates of all models."""
 
 
 @dataclass
@@ -108,15 +110,15 @@ class Study:
         for name in ("P99", "longest"):
             self.judge(f"between tokens, {name}, laps / stock as it is", laps[name] / default[name], bars.COLOCATED_TBT)
 
-    def chat(self) -> Traffic:
+    def chat(self, requests: int) -> Traffic:
         """Return a chat with documents at one request per second."""
         rng = random.Random(f"{self.seed} chat")
-        jobs = [Job(at, LENGTHS(rng), output=ANSWERS(rng)) for at in poisson(1.0, float(self.requests), rng)]
+        jobs = [Job(at, LENGTHS(rng), output=ANSWERS(rng)) for at in poisson(1.0, float(requests), rng)]
         return Traffic(jobs, "chat with documents")
 
     def under_load(self, load: float) -> None:
         """Judge TTFT under load: LAPS over the best stock setting."""
-        trials = self._trials(self.chat(), load)
+        trials = self._trials(self.chat(self.requests), load)
         rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
         laps, default = rows[0], next(r for r in rows if r.serving == DEFAULT)
         rate = trials.traffic.rate
@@ -128,7 +130,7 @@ class Study:
             self.judge(name, laps.value(figure) / rival.value(figure), bar)
         over = laps.value("long P90") / default.value("long P90")
         self.judge("long P90, laps / stock as it is", over, bars.COLOCATED_LONG)
-        self._goodput("chat with documents", trials, rows)
+        self._goodput("chat with documents", trials, rows, self.chat(LONGER * self.requests).jobs)
 
     def at_saturation(self) -> None:
         """Judge requests/s of a closed loop: LAPS over the best stock setting."""
@@ -155,10 +157,10 @@ class Study:
         self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
         self._goodput("agents", trials, rows)
 
-    def _goodput(self, what: str, trials: Trials, rows: Sequence[Row]) -> None:
+    def _goodput(self, what: str, trials: Trials, rows: Sequence[Row], jobs: Sequence[Job] | None = None) -> None:
         q = self.question
         tried = [q.laps(), q.laps_in_time(), *(r.serving for r in whole.best_first(rows)[:TRIED])]
-        found = {s.name: trials.find_highest_rate(s, q, 1) for s in tried}
+        found = {s.name: trials.find_highest_rate(s, q, 1, jobs) for s in tried}
         cells = [[name, f"{rate:.3g}"] for name, rate in found.items()]
         self.note(f"{what}: requests/s with 90% in time", ("", "requests/s"), cells, found)
         own = {name: rate for name, rate in found.items() if name.startswith(LAPS)}

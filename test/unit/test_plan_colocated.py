@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from laps_plan.plan import whole
@@ -13,10 +14,11 @@ from laps_plan.plan.command import main
 from laps_plan.plan.figures import Change
 from laps_plan.plan.whole import DEFAULT, Question, Trials
 from laps_plan.profile import Profile
-from laps_plan.sim.serving import LAPS, Serving
+from laps_plan.sim.serving import LAPS, Answers, Serving, serve
 from laps_plan.traffic import mixed
 from laps_plan.traffic.files import TOKEN_S, read
 from laps_plan.traffic.given import Traffic, poisson
+from laps_plan.traffic.streams import Trace
 
 MIX = "80% uniform:16-128, 20% log:1024-8192"
 QUESTION = Question(Profile.load("h200-qwen3-8b"), 1, 0.4, 4.0, 0.1)
@@ -106,6 +108,20 @@ def test_highest_rate_follows_devices_and_objectives() -> None:
     assert trials.find_highest_rate(QUESTION.laps(), replace(QUESTION, tbt_s=1e-3), 1) == 0.0
     assert trials.find_highest_rate(QUESTION.laps(), replace(QUESTION, kv_tokens=1000), 1) == 0.0
     assert trials.find_highest_rate(DEFAULT, replace(QUESTION, tbt_s=0.03), 1) <= one
+
+
+def test_search_for_rate_lasts_until_answers_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasted: list[float] = []
+
+    def watch(serving: Serving, trace: Trace, *args: Any, **more: Any) -> Answers:
+        lasted.append(trace.rows[-1].at_s - trace.rows[0].at_s)
+        return serve(serving, trace, *args, **more)
+
+    monkeypatch.setattr(whole, "serve", watch)
+    mean = sum(job.output for job in traffic(1000).jobs) / 1000
+    Trials(QUESTION, traffic(1000), search=50).find_highest_rate(DEFAULT, QUESTION, 1)
+    assert len(lasted) == 1 + whole.STEPS
+    assert min(lasted) > 0.9 * whole.SPAN * QUESTION.tbt_s * mean
 
 
 def test_prefill_server_count_follows_prefill_work() -> None:

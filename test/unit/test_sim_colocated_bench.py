@@ -38,7 +38,7 @@ def test_streams_with_long_prompts_are_judged_by_target(monkeypatch: pytest.Monk
 
 
 def test_chat_load_is_reproducible_and_has_answers() -> None:
-    a, b = (study().chat().jobs for _ in range(2))
+    a, b = (study().chat(100).jobs for _ in range(2))
     assert list(a) == list(b)
     assert all(32 <= job.output <= 512 for job in a)
     loop = colocated.Chats(colocated.LENGTHS, 4, 8, 0)

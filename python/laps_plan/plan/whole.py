@@ -26,8 +26,11 @@ DEFAULT = Serving("fcfs")
 """Stock SGLang with its defaults."""
 SAFE = 0.8
 """Share of the objective for the time between tokens that is LAPS's target, because a step can be a slice late."""
-STEPS, LEAST, MOST = 6, 0.2, 1.6
-"""Steps of a search for the highest rate, and its range as shares of the estimated capacity: to 3%."""
+STEPS, LEAST, MOST = 7, 0.2, 2.0
+"""Steps of a search for the highest rate, and its range as shares of the estimated capacity: to 2%."""
+SPAN = 2.0
+"""Least time for which requests arrive in such a search, over the time that a mean answer may take: until the first
+answers end, the streams become more and more."""
 SEARCH_WARM, DRAIN = 0.5, 0.05
 """In such a search: first share of the time, which is not counted because overload makes waits grow over time; longest
 wait after the last arrival, as a share of the time before."""
@@ -165,7 +168,7 @@ class Trials:
     question: Question
     traffic: Traffic
     search: int = 900
-    """Requests per server of a simulation in a search."""
+    """Least requests per server of a simulation in a search."""
     tell: Callable[[str], None] = lambda what: None
     capacity: float = field(init=False)
     """Estimated requests per second of one server."""
@@ -189,25 +192,24 @@ class Trials:
     ) -> float:
         """Return the highest rate (requests per second) at which IN_TIME of each class are in time and all streams find
         memory; 0 if that is below LEAST of the estimate. ``jobs``: jobs instead of those of the traffic."""
-        jobs = chain_conversations(list(self.traffic.jobs if jobs is None else jobs)[: self.search * servers])
+        jobs = self.traffic.jobs if jobs is None else jobs
         capacity = servers / sum(device_s(q.profile, jobs))
-        span_s = jobs[-1].at_s - jobs[0].at_s
         low, high = LEAST * capacity, MOST * capacity
-        if not self._meets_objectives(serving, q, servers, jobs, low, span_s):
+        if not self._meets_objectives(serving, q, servers, jobs, low):
             return 0.0
         for _ in range(STEPS):
             middle = math.sqrt(low * high)
-            if self._meets_objectives(serving, q, servers, jobs, middle, span_s):
+            if self._meets_objectives(serving, q, servers, jobs, middle):
                 low = middle
             else:
                 high = middle
         return low
 
-    def _meets_objectives(
-        self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job], rate: float, span_s: float
-    ) -> bool:
+    def _meets_objectives(self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job], rate: float) -> bool:
         self.tell(f"{serving.name} at {rate:.3g} requests/s")
-        load = stretched(jobs, (len(jobs) - 1) / span_s / rate)
+        answer_s = q.tbt_s * sum(job.output for job in jobs) / len(jobs)
+        load = chain_conversations(jobs[: max(self.search * servers, math.ceil(SPAN * answer_s * rate))])
+        load = stretched(load, (len(load) - 1) / (load[-1].at_s - load[0].at_s) / rate)
         begin_s, end_s = load[0].at_s, load[-1].at_s
         counted_s = begin_s + SEARCH_WARM * (end_s - begin_s)
         answers = serve(serving, Trace(load), q.profile, servers, warm_s=counted_s)
