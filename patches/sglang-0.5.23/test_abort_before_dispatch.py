@@ -10,7 +10,9 @@ def test_abort_follows_its_request() -> None:
     sent: list[Any] = []
     state = SimpleNamespace(abort_sent=False, dispatched=False)
     manager: Any = SimpleNamespace(
-        rid_to_state={"one": state}, _dispatch_to_scheduler=lambda message: sent.append(message.rid), enable_metrics=False
+        rid_to_state={"one": state},
+        _dispatch_to_scheduler=lambda message: sent.append(message.rid),
+        enable_metrics=False,
     )
     manager.abort_request = lambda rid: TokenizerManager.abort_request(manager, rid)
     manager.abort_request("one")

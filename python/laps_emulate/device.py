@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from sglang_laps.cutter import SliceOrder, StandIn
+from sglang_laps.passes.cutter import SliceOrder, StandIn
 
 from laps_emulate.events import DeviceModule
 from laps_emulate.record import Record

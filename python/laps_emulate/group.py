@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
-from sglang_laps.cutter import SliceOrder
+from sglang_laps.passes.cutter import SliceOrder
 
 from laps_emulate.device import PREFILLS, EmulatedDevice
 from laps_emulate.spec import DeviceSpec

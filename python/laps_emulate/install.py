@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_laps.cutter import stand_in_status
+from sglang_laps.passes.cutter import stand_in_status
 from sglang_laps.seams import hook
 from sglang_laps.support import refuse, resolved
 

@@ -19,7 +19,7 @@ from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part, Queues
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
-from sglang_laps.receipts import Receipts
+from sglang_laps.telemetry.receipts import Receipts
 from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, retract_all
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.runtime_context import get_exec, get_parallel
 
-from sglang_laps import group, no_slices
+from sglang_laps import group
 from sglang_laps.builder import Builder, streams
 from sglang_laps.chunked import InProgress
 from sglang_laps.core import LapsCore
-from sglang_laps.cutter import device_of
 from sglang_laps.flights import Flight, Part
+from sglang_laps.passes import no_slices
+from sglang_laps.passes.cutter import device_of
 from sglang_laps.pauses import Pauses
 from sglang_laps.temporarily import temporarily
 

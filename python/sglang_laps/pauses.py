@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from laps_core.policy.types import Paused
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 
-from sglang_laps import host_loads, messages, put_back
+from sglang_laps import messages
 from sglang_laps.builder import Builder
 from sglang_laps.core import LapsCore
-from sglang_laps.cutter import Abandoned, Cutter
 from sglang_laps.flights import Flight
 from sglang_laps.group import Group
+from sglang_laps.passes import host_loads, put_back
+from sglang_laps.passes.cutter import Abandoned, Cutter
 from sglang_laps.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -10,10 +10,12 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import answering, compat, graphs, moments, options, penalties, saved_model, seams, sessions, transfers
-from sglang_laps.pool import PoolCell
+from sglang_laps import compat, graphs, options, penalties, saved_model, seams, sessions, transfers
+from sglang_laps.http import answering
+from sglang_laps.http.pool import PoolCell
 from sglang_laps.seams import wrong_release
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, several_ranks
+from sglang_laps.telemetry import moments
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ RESOLVE = "server_args.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
 TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
-HTTP_APP = "sglang_laps.http_app:app"
+HTTP_APP = "sglang_laps.http.app:app"
 
 
 def load() -> None:
@@ -50,7 +52,8 @@ def _load() -> None:
     if wrong := wrong_release():
         refuse(wrong)
     seams.require()
-    from sglang_laps import beams, control, lora_fit
+    from sglang_laps import beams
+    from sglang_laps.checks import control, lora_fit
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -70,7 +73,7 @@ def _load() -> None:
         moments.hook_senders()
         moments.hook_scheduler()
     if TOKENIZER in sys.modules:  # imported by an Engine, which has no HTTP server
-        from sglang_laps import prompts
+        from sglang_laps.checks import prompts
 
         prompts.hook()
         if config.receipts:
@@ -123,7 +126,7 @@ def enable(args: argparse.Namespace) -> None:
         logger.warning("LAPS with %s: no routes, receipts, profile at start and checks of requests.", other)
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     PoolCell.make()
-    import sglang_laps.http_app  # noqa: F401  (adds the routes)
+    import sglang_laps.http.app  # noqa: F401  (adds the routes)
 
 
 def _conflict_of_processes(args: argparse.Namespace) -> str | None:

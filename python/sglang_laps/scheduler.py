@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import beams, compat, counters, graphs, penalties, seams
-from sglang_laps.cutter import stand_in_status
-from sglang_laps.receipts import LapsOutputStreamer, answer_query
+from sglang_laps import beams, compat, graphs, penalties, seams
+from sglang_laps.passes.cutter import stand_in_status
 from sglang_laps.start import Laps, why_off
-from sglang_laps.status import off, snapshot
+from sglang_laps.telemetry import counters
+from sglang_laps.telemetry.receipts import LapsOutputStreamer, answer_query
+from sglang_laps.telemetry.status import off, snapshot
 from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:

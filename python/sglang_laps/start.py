@@ -22,20 +22,22 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import control, group, saved_model, sessions, slices, whole_view
+from sglang_laps import group, saved_model, sessions, whole_view
 from sglang_laps.builder import Builder
+from sglang_laps.checks import control
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, count_parked, count_rows, mixes, why_not
 from sglang_laps.core import LapsCore
-from sglang_laps.cutter import Cutter, device_of
 from sglang_laps.late import Late
+from sglang_laps.passes import slices
+from sglang_laps.passes.cutter import Cutter, device_of
 from sglang_laps.pauses import Pauses
-from sglang_laps.quotes import QuotedCore
 from sglang_laps.ranks import Ranks
-from sglang_laps.receipts import Receipts
-from sglang_laps.status import Series
 from sglang_laps.steps import Marks, Steps
 from sglang_laps.support import off_reason, refuse, resolved
+from sglang_laps.telemetry.quotes import QuotedCore
+from sglang_laps.telemetry.receipts import Receipts
+from sglang_laps.telemetry.status import Series
 
 if TYPE_CHECKING:
     from laps_core.latency.model import LatencyModel

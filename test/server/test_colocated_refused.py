@@ -43,7 +43,8 @@ def scheduler(**more: Any) -> Any:
 def test_unsupported_models_and_caches_are_named_in_reason(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
 ) -> None:
-    from sglang_laps import colocated, group, no_slices
+    from sglang_laps import colocated, group
+    from sglang_laps.passes import no_slices
 
     monkeypatch.setattr(group, "why_not", lambda _: "there is one rank")
     monkeypatch.setattr(no_slices, "_refused", lambda _, together: None)
@@ -58,8 +59,9 @@ def test_unsupported_models_and_caches_are_named_in_reason(
 
 
 def test_generation_needs_slices_or_coordinated_dp_ranks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_laps import colocated, group, no_slices
-    from sglang_laps.layers import NoLayers
+    from sglang_laps import colocated, group
+    from sglang_laps.passes import no_slices
+    from sglang_laps.passes.layers import NoLayers
 
     alone: list[str | None] = ["there is one rank"]
     monkeypatch.setattr(group, "why_not", lambda _: alone[0])

@@ -37,7 +37,7 @@ class Profiler(SchedulerProfilerManager):
 @pytest.mark.parametrize("pauses", [True, False])
 def test_no_profile_starts_in_a_batch_in_which_one_has_ended(pauses: bool) -> None:
     """torch would write to freed memory when the batch ends, and SGLang's server ends."""
-    from sglang_laps.control import Profiles
+    from sglang_laps.checks.control import Profiles
 
     profiler, core = Profiler(), SimpleNamespace(under_way=[])
     profiles = Profiles(SimpleNamespace(profiler_manager=profiler), core)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_no_profile_starts_in_a_batch_in_which_one_has_ended(pauses: bool) -> No
 
 def test_one_profile_runs_at_a_time() -> None:
     """SGLang would start the profile of prefill batches while decode steps are profiled, which ends its server, too."""
-    from sglang_laps.control import Profiles
+    from sglang_laps.checks.control import Profiles
 
     profiler = Profiler()
     profiles = Profiles(SimpleNamespace(profiler_manager=profiler), SimpleNamespace(under_way=[]))  # type: ignore[arg-type]

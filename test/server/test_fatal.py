@@ -12,7 +12,7 @@ import pytest
 def test_logit_processors_of_beam_searches_are_refused(sampling: dict[str, Any], served: bool) -> None:
     """SGLang's beams have no parameters for their processor, which then fails."""
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     request = SimpleNamespace(
         custom_logit_processor=DisallowedTokensLogitsProcessor.to_str(),
@@ -27,7 +27,7 @@ def test_logit_processors_of_beam_searches_are_refused(sampling: dict[str, Any],
 
 @pytest.mark.parametrize(("labels", "served"), [(None, True), ({"a": "x"}, True), ({"a": "x", "b": "y"}, False)])
 def test_labels_that_the_metrics_lack_are_refused(labels: dict[str, str] | None, served: bool) -> None:
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     request = SimpleNamespace(custom_labels=labels)
     if served:
@@ -41,7 +41,7 @@ def test_labels_that_the_metrics_lack_are_refused(labels: dict[str, str] | None,
 @pytest.mark.parametrize("backend", [None, "outlines", "xgrammar"])
 @pytest.mark.parametrize("params", [{"regex": "a+"}, {"json_schema": "{}"}, {"regex": None}])
 def test_grammars_that_cannot_take_back_drafts_are_refused(params: Any, backend: str | None, drafts: Any) -> None:
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     request = SimpleNamespace(sampling_params=params)
     args = SimpleNamespace(grammar_backend=backend, speculative_algorithm=drafts)
@@ -70,7 +70,7 @@ def test_grammars_that_cannot_take_back_drafts_are_refused(params: Any, backend:
 def test_sampling_parameters_of_other_types_are_refused(sampling: dict[str, Any], wrong: str) -> None:
     """SGLang looks at them on /generate alone, not on /vertex_generate or in sgl.Engine, and they end its scheduler."""
     from sglang.srt.sampling.sampling_params import SamplingParams
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     with pytest.raises(ValueError, match=wrong):
         fatal.verify(SamplingParams(**sampling), 2048)
@@ -78,7 +78,7 @@ def test_sampling_parameters_of_other_types_are_refused(sampling: dict[str, Any]
 
 def test_sampling_parameters_get_their_types() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     params = SamplingParams(
         max_new_tokens=5.0, temperature=1, logit_bias={5: float("-inf"), "6": 2}, custom_params={"a": {"b": [{}]}}
@@ -91,7 +91,7 @@ def test_sampling_parameters_get_their_types() -> None:
 @pytest.mark.parametrize(("session", "served"), [({"id": "a"}, True), ({"rid": "a"}, False), (None, False)])
 def test_turns_without_tokens_are_served(session: dict[str, str] | None, served: bool) -> None:
     """The history of a session can be the whole prompt."""
-    from sglang_laps import prompts
+    from sglang_laps.checks import prompts
 
     model = SimpleNamespace(is_multimodal=False, is_generation=True, vocab_size=2048)
     args = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=None, enable_custom_logit_processor=False)
@@ -106,7 +106,7 @@ def test_turns_without_tokens_are_served(session: dict[str, str] | None, served:
 
 @pytest.mark.parametrize("positions", [[3], [-1], [0, 9], ["a"], [[1]]])
 def test_positions_outside_of_the_prompt_are_refused(positions: list[Any]) -> None:
-    from sglang_laps import fatal
+    from sglang_laps.checks import fatal
 
     whole = SimpleNamespace(disable_radix_cache=True, chunked_prefill_size=-1)
     fatal.require_positions(SimpleNamespace(token_indices_to_pool=[0, 2]), [5, 6, 7], whole)

@@ -17,7 +17,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part
-from sglang_laps.quotes import QuotedCore
+from sglang_laps.telemetry.quotes import QuotedCore
 
 from .adders import FcfsPolicy, make_builder
 from .fields import Request, SchedulerFields

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from fake_prefill import FakePrefill, serve
 from laps_core.receipts.receipt import Cause
-from sglang_laps import page_route
+from sglang_laps.http import page_route
 
 
 def basic(password: str) -> str:

@@ -224,7 +224,7 @@ def test_time_of_a_slice_does_not_count_as_time_of_a_step() -> None:
 
 
 def test_prefill_time_is_without_pauses_and_tokens_of_rows_count() -> None:
-    from sglang_laps import counters
+    from sglang_laps.telemetry import counters
 
     collected: list[int] = []
     collector = SimpleNamespace(increment_realtime_tokens=lambda _, decode_tokens: collected.append(decode_tokens))

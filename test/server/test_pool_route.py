@@ -16,10 +16,10 @@ import json
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sglang.srt.utils.auth import add_api_key_middleware
-from sglang_laps.pool import PoolCell
+from sglang_laps.http.pool import PoolCell
 
 PoolCell.make()
-from sglang_laps.http_app import app as whole
+from sglang_laps.http.app import app as whole
 
 found = []
 cases = (0, 0, 0), ("a", 0, 0), ("a", 0, "a"), (0, "b", 0), ("a", "b", "a"), ("a", "b", "b")

@@ -61,7 +61,7 @@ def test_overridden_methods_are_in_table(mixin: Any) -> None:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
     from sglang_laps import adder
-    from sglang_laps.receipts import LapsOutputStreamer
+    from sglang_laps.telemetry.receipts import LapsOutputStreamer
 
     added = (adder.LapsPrefillAdder, adder.WholePrefillAdder, adder.ShortPrefillAdder)
     found = {f"managers.scheduler.Scheduler.{name}" for name in overrides(mixin, Scheduler) if name[:2] != "__"}

@@ -2,7 +2,7 @@
 
 To add an architecture, append it to ``ALL`` (event loops alternate) and add it to the table of models in docs/LAPS.md.
 test_slices_models.py compares its tokens with those of transformers, and its pauses with the table. LAPS itself has no
-list of models, see ``sglang_laps.layers``.
+list of models, see ``sglang_laps.passes.layers``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from laps_core.latency.model import LatencyModel
 from laps_core.paper import pacer
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipts
 from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level
-from sglang_laps import page_route
+from sglang_laps.http import page_route
 from synthetic_history import History
 
 Json = dict[str, Any]
@@ -64,7 +64,7 @@ class FakePrefill:
         found = [self._rank(rank) for rank in range(self.ranks)]
         first = {**found[0], **self.extra}
         if self.ranks > 1:
-            from sglang_laps.status import merge
+            from sglang_laps.telemetry.status import merge
 
             first = {**merge(found), **self.extra}
         return first

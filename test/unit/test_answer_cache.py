@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sglang_laps.answer_cache import OLDEST_S, AnswerCache
+from sglang_laps.http.answer_cache import OLDEST_S, AnswerCache
 
 
 class Scheduler:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from laps_core.receipts.receipt import META_KEY, RECEIPT_HEADER
-from sglang_laps import answering
-from sglang_laps.answering import HeaderReceipt, Outside, OutsideTimes, ReceiptHeader
+from sglang_laps.http import answering
+from sglang_laps.http.answering import HeaderReceipt, Outside, OutsideTimes, ReceiptHeader
 
 ASKS = (RECEIPT_HEADER.encode(), b"1")
 

@@ -234,7 +234,7 @@ def test_kubernetes_probes_and_scrapes_use_container_ports() -> None:
 SERVER_METRICS = """
 from prometheus_client import generate_latest
 from sglang_laps.core import Totals
-from sglang_laps.status import Series
+from sglang_laps.telemetry.status import Series
 series = Series({"model_name": "m", "dp_rank": "0"})
 zeros = {"fairness": {"credit_s": 0}, "in_progress": 0, "threshold": {"tokens": 1}, "load": {"busy_share": 0}}
 series.update(0.0, lambda: {"queues": {}, **zeros}, {"short": Totals()})

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 from laps_core.protocol import PoolRecord, Status, read, read_status
-from sglang_laps.pool import ENV, PoolCell
+from sglang_laps.http.pool import ENV, PoolCell
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_invalid_pool_change_returns_400_and_changes_nothing(cell: PoolCell, bod
 
 
 SET_50_TIMES = """
-from sglang_laps.pool import PoolCell
+from sglang_laps.http.pool import PoolCell
 cell = PoolCell.of_this_server()
 for _ in range(50):
     while cell.apply_change(b'{"assignment": "long", "if_version": %d}' % cell.read().version)[0] != 200:

@@ -20,12 +20,12 @@ import pytest
 import yaml
 from laps_core.latency.step import Coefficients
 from laps_core.receipts.quote import QuoteState
-from sglang_laps import quote_routes
+from sglang_laps.http import quote_routes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERIES = """
 from prometheus_client import generate_latest
-from sglang_laps.status import Series
+from sglang_laps.telemetry.status import Series
 Series({"model_name": "m", "dp_rank": "0"})
 print(generate_latest().decode())
 """

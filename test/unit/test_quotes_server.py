@@ -18,10 +18,10 @@ from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.quote import Ask, QuoteState
 from pacers import PROFILE
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang_laps import quote_routes
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Part
-from sglang_laps.quotes import QuotedCore, states
+from sglang_laps.http import quote_routes
+from sglang_laps.telemetry.quotes import QuotedCore, states
 
 
 class Clock:
@@ -222,7 +222,7 @@ def test_quote_queries_are_parsed() -> None:
 
 SERIES = """
 from prometheus_client import generate_latest
-from sglang_laps.status import Series
+from sglang_laps.telemetry.status import Series
 series = Series({"model_name": "m", "class": "of a user"})
 series.show({})
 for n in (3, 5):

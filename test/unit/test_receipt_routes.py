@@ -14,9 +14,9 @@ from laps_core.receipts.receipt import LONGEST_ID, RECEIPTS_ROUTE, Receipt
 from laps_core.receipts.recent import Query
 from sglang.srt.entrypoints.http_server import app
 from sglang.srt.managers.io_struct import GetInternalStateReq
-from sglang_laps import receipt_routes
 from sglang_laps.classes import Tag
-from sglang_laps.receipts import _PREFIX, Receipts, answer_query
+from sglang_laps.http import receipt_routes
+from sglang_laps.telemetry.receipts import _PREFIX, Receipts, answer_query
 
 
 @pytest.mark.parametrize(

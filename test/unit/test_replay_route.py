@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from sglang_laps import replay_route
-from sglang_laps.replay_route import Replays
+from sglang_laps.http import replay_route
+from sglang_laps.http.replay_route import Replays
 
 Answer = tuple[int, Any]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from laps_core.histogram import LengthCount
 from laps_core.protocol import read_status
-from sglang_laps.status import PERIOD_S, SHARE, Series, merge
+from sglang_laps.telemetry.status import PERIOD_S, SHARE, Series, merge
 
 
 def rank(depth: int, oldest: float, busy: float) -> dict[str, Any]:

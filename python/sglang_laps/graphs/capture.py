@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_s
 from sglang.srt.utils import get_cuda_graph_max_batch_size
 
 from sglang_laps.graphs.front import PrefillFront
-from sglang_laps.slices import ROWS_APART
+from sglang_laps.passes.slices import ROWS_APART
 from sglang_laps.temporarily import temporarily
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_laps import slices
-from sglang_laps.layers import NoLayers, decoder_layers, points
+from sglang_laps.passes import slices
+from sglang_laps.passes.layers import NoLayers, decoder_layers, points
 from toy_model import Layer, Runner, batch
 
 

@@ -36,7 +36,7 @@ def test_refused_batch_uses_stock_path_and_is_counted(runner: Any, always: Any, 
 
 def test_short_batches_replay_graphs_in_pauses_of_sliced_pass(runner: Any, always: Any) -> None:
     import torch
-    from sglang_laps.slices import Slices
+    from sglang_laps.passes.slices import Slices
 
     from benchmark.rig import runner as rig
 

@@ -14,7 +14,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_forward
 from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
 from sglang.srt.utils import device_timer
-from sglang_laps import put_back, slices
+from sglang_laps.passes import put_back, slices
 from sglang_laps.pauses import Pauses
 from toy_model import Runner, batch
 
@@ -186,7 +186,9 @@ def test_layernorm_sp_token_count_is_restored(monkeypatch: pytest.MonkeyPatch) -
 
 def test_dp_gather_lengths_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, mine, seen = Runner(2), batch((7, 0)), []
-    monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
+    monkeypatch.setattr(
+        "sglang_laps.passes.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b)
+    )
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
     restore_after(runner, mine)
     assert seen == [mine]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from laps_core.slicing import MIN_ROWS
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang_laps import no_slices, slices
-from sglang_laps.cutter import Abandoned
-from sglang_laps.layers import NoLayers, decoder_layers, points
+from sglang_laps.passes import no_slices, slices
+from sglang_laps.passes.cutter import Abandoned
+from sglang_laps.passes.layers import NoLayers, decoder_layers, points
 from sglang_laps.steps import Marks
 from toy_model import HIDDEN, Model, Runner, batch
 
@@ -142,7 +142,7 @@ def test_abandoned_pass_leaves_no_flag_set() -> None:
 
 def test_abandoned_result_with_drafts_needs_hidden_state_width() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-    from sglang_laps.slices import NoResult
+    from sglang_laps.passes.slices import NoResult
 
     runner = Runner(4)
     runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 from laps_core.protocol import PoolChange, PoolRecord, read
 
-from sglang_laps.errors import error
+from sglang_laps.http.errors import error
 
 ENV = "SGLANG_LAPS_POOL"
 """Environment variable with the path of the memory file. The launcher sets it for its HTTP processes."""

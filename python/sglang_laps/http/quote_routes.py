@@ -11,10 +11,10 @@ from fastapi import FastAPI, Request, Response
 from laps_core.protocol import MAX_AGE
 from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quotes, QuoteState, quote
 
-from sglang_laps.answer_cache import AnswerCache
-from sglang_laps.errors import error
-from sglang_laps.quotes import states
-from sglang_laps.routes import reply, serve
+from sglang_laps.http.answer_cache import AnswerCache
+from sglang_laps.http.errors import error
+from sglang_laps.http.routes import reply, serve
+from sglang_laps.telemetry.quotes import states
 
 RANK = "dp_rank"
 """Query parameter: data-parallel rank to quote for. Without it, the quote is the longest of all ranks."""

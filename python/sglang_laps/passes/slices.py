@@ -23,10 +23,10 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from sglang.srt.runtime_context import get_forward
 
-from sglang_laps.cutter import Abandoned, Cutter, SliceOrder
-from sglang_laps.layers import decoder_layers, encoder_points, points
-from sglang_laps.no_slices import encodes_layer_by_layer, why_not
-from sglang_laps.put_back import aside, put_back, restored_flags, save_state
+from sglang_laps.passes.cutter import Abandoned, Cutter, SliceOrder
+from sglang_laps.passes.layers import decoder_layers, encoder_points, points
+from sglang_laps.passes.no_slices import encodes_layer_by_layer, why_not
+from sglang_laps.passes.put_back import aside, put_back, restored_flags, save_state
 from sglang_laps.temporarily import temporarily
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Any
 
 from laps_core.refusals import ONE_SAMPLE, several_samples
 
-from sglang_laps import control, deadlines, fatal, seams
+from sglang_laps import deadlines, seams
+from sglang_laps.checks import control, fatal
 from sglang_laps.support import resolved
 
 VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"

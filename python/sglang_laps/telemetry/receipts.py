@@ -28,10 +28,10 @@ from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateR
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-from sglang_laps import moments
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Queues
 from sglang_laps.steps import Step
+from sglang_laps.telemetry import moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

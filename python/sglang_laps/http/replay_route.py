@@ -16,8 +16,8 @@ from fastapi import FastAPI, Request, Response
 from laps_plan.asking import KEY
 from sglang.srt.runtime_context import get_serving
 
-from sglang_laps.errors import error
-from sglang_laps.routes import reply, serve
+from sglang_laps.http.errors import error
+from sglang_laps.http.routes import reply, serve
 
 REPLAY_ROUTE = "laps_replay"
 LONGEST_S = 120.0

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE
 
-from sglang_laps.routes import serve
+from sglang_laps.http.routes import serve
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

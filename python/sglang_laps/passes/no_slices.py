@@ -9,8 +9,8 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec, get_global_dwdp_manager, get_memory, get_parallel
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
-from sglang_laps.cutter import Cutter
-from sglang_laps.layers import NoLayers, decoder_layers
+from sglang_laps.passes.cutter import Cutter
+from sglang_laps.passes.layers import NoLayers, decoder_layers
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

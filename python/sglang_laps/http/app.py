@@ -15,22 +15,21 @@ from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 import sglang_laps.profile_warmup  # noqa: F401  (registers the warm-up)
-from sglang_laps import (  # noqa: F401  (some add routes)
+from sglang_laps import options, seams
+from sglang_laps.checks import prompts
+from sglang_laps.http import (  # noqa: F401  (some add routes)
     answering,
-    moments,
-    options,
     page_route,
-    prompts,
     quote_routes,
     receipt_routes,
     replay_route,
     routes,
-    seams,
 )
-from sglang_laps.answer_cache import AnswerCache
-from sglang_laps.pool import PoolCell
+from sglang_laps.http.answer_cache import AnswerCache
+from sglang_laps.http.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
-from sglang_laps.status import merge
+from sglang_laps.telemetry import moments
+from sglang_laps.telemetry.status import merge
 
 __all__ = ["app"]
 

@@ -27,7 +27,7 @@ from sglang_laps import graphs
 from sglang_laps.classes import Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Totals
-from sglang_laps.quotes import QuotedCore
+from sglang_laps.telemetry.quotes import QuotedCore
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

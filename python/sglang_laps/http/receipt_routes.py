@@ -13,9 +13,9 @@ from laps_core.receipts.extract import Extract
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipt, Receipts
 from sglang.srt.entrypoints.http_server import app, get_global_state
 
-from sglang_laps import answering
-from sglang_laps.receipts import ask
-from sglang_laps.routes import reply, serve
+from sglang_laps.http import answering
+from sglang_laps.http.routes import reply, serve
+from sglang_laps.telemetry.receipts import ask
 
 SLOWEST = 20
 """Number of receipts in the answer if the query does not say which receipts."""

@@ -1,0 +1,1 @@
+"""HTTP routes of LAPS in the application of an SGLang server."""

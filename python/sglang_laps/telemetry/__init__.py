@@ -1,0 +1,1 @@
+"""Reports of one scheduler: status and metrics, receipts, quotes."""
