@@ -2,7 +2,7 @@
 
     ./run mutants                                                     # all of them: half an hour
     ./run mutants python/laps_core/busy.py                            # a file, or a folder
-    ./run mutants python/laps_core/busy.py test/unit/test_core.py     # with these tests only
+    ./run mutants python/laps_core/busy.py test/unit/plugin/test_core.py     # with these tests only
 
 A mutant has one changed operator: a comparison, arithmetic, ``and``, ``or``, ``not``. Mutants are made in memory and
 tested in forks of one process that has loaded the libraries. A first run records which tests enter which function. The
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
     hypothesis.settings.load_profile("mutants")
     with contextlib.redirect_stdout(io.StringIO()):
         # Load pytest's plugins for all forks, but none of our modules.
-        pytest.main(["--collect-only", "-p", "no:cacheprovider", "test/unit/test_links.py"])
+        pytest.main(["--collect-only", "-p", "no:cacheprovider", "test/unit/repository/test_links.py"])
     print("which tests enter which function ...", file=sys.stderr)
     with tempfile.NamedTemporaryFile() as found:
         if forked(lambda: tested(None, suite, Trace(Path(found.name))), 3600.0) != 0:

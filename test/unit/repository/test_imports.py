@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src")
 PACKAGES = {
     **dict.fromkeys(("laps_core", "laps_emulate", "laps_plan", "laps_top", "sglang_laps"), ROOTS[0]),

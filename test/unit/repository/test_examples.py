@@ -22,7 +22,7 @@ from sglang_laps import options
 from sglang_router_laps.cli import LapsRouterArgs, make_balancer
 from sglang_router_laps.http.status import Metrics
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 EXAMPLES = REPO / "examples"
 SERVER, ROUTER = "sglang.launch_server", "sglang_router_laps.launch_router"
 MODEL = "/models/some-model"

@@ -22,7 +22,7 @@ from laps_core.latency.step import Coefficients
 from laps_core.receipts.quote import QuoteState
 from sglang_laps.http import quote_routes
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SERIES = """
 from prometheus_client import generate_latest
 from sglang_laps.telemetry.status import Series

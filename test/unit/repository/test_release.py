@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 SOURCES = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src")
 PACKAGES = [p for root in SOURCES for p in sorted(root.iterdir()) if (p / "__init__.py").exists()]

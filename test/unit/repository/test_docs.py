@@ -15,7 +15,7 @@ from laps_core.refusals import ONE_SAMPLE
 from laps_emulate import plugin
 from sglang_laps import options
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 DOCS = REPO / "docs"
 MANUAL = (DOCS / "LAPS.md").read_text()
 ROUTER = (DOCS / "ROUTER.md").read_text()

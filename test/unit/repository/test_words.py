@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 FOLDERS = ("benchmark", "python", "sgl-model-gateway/bindings/python/src/sglang_router_laps", "test")
 """Folders and files that are checked, relative to the repository."""
 BANNED = ("Of", "As", "What", "Whatever", "Whether", "Who", "Whom", "Whose", "Whoever", "Where", "Its", "Their", "It",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 BUILT = {"out", "build", "dist", "node_modules"}
 """Folders of generated files, which are not checked."""
 PAGES = sorted(

@@ -12,7 +12,7 @@ from pathlib import Path
 import laps_core
 import pytest
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 ROUTER = "sgl-model-gateway/bindings/python/src"
 NAMES = {
     "yaml": "pyyaml",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src", REPO)
 PACKAGES = {"laps_core", "laps_plan", "laps_top", "sglang_laps", "laps_emulate", "sglang_router_laps", "benchmark"}

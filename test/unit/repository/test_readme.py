@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 README = (REPO / "README.md").read_text()
 RESULTS = (REPO / "docs" / "RESULTS.md").read_text()
 REPORT = (REPO / "benchmark" / "report" / "README.md").read_text()
