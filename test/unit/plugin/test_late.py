@@ -22,7 +22,7 @@ def make_late(*, until_s: float = HOLD_S, done: bool | None = False, leader: boo
     the batch's result is there; None if it has no event."""
     core = make_core()
     core.record_launch(BATCH, make_flight(core))
-    core.pacer.decision_time_s = lambda now, running, step: now + until_s  # type: ignore[method-assign]
+    core.pacer.decision_time_s = lambda now, running, step=None: now + until_s  # type: ignore[method-assign]
     event = None if done is None else SimpleNamespace(query=lambda: done)
     sched: Any = SimpleNamespace(
         waiting_queue=[],
