@@ -94,8 +94,8 @@ class QuotedCore(LapsCore):
         for flight in self.under_way:
             spent_s = 0.0 if flight.started is None else now - flight.started - flight.paused_s
             left.append(max(0.0, (self.pacer.model.predict(flight.shape) or 0.0) - spent_s))
-        running = self.in_flight
-        return Device(self.pacer.free_s(now, running) - now if running else 0.0, tuple(left))
+        running, step = self.in_flight, self.step
+        return Device(self.pacer.free_s(now, running, step) - now if running or step else 0.0, tuple(left))
 
 
 def typical(state: QuoteState, lengths: Lengths) -> dict[ClassName, Any]:

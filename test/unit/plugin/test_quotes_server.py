@@ -13,6 +13,7 @@ from cores import make_batch
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import LONG, SHORT
+from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.quote import Ask, QuoteState
@@ -75,6 +76,16 @@ def test_queued_request_is_quoted_and_judged_at_first_token() -> None:
     core.record_result(flight, clock.now)
     assert core.quoter.counts[SHORT]["inside"] == 1
     assert core.quotes(clock.now)["quotes"]["outcomes"][SHORT] == {"inside": 1, "below": 0, "above": 0}
+
+
+def test_quote_counts_decode_step_on_device() -> None:
+    core, clock = make_core()
+    decode = core.decode = Decode(None)
+    decode.record_launch(9.0)
+    decode.record_step(9.0, 9.02, streams=1, within=False)
+    assert core.quotes(clock.now)["quote"]["left_s"] == 0.0
+    decode.record_launch(clock.now)
+    assert core.quotes(clock.now)["quote"]["left_s"] == pytest.approx(0.02)
 
 
 def test_aborted_request_counts_no_outcome() -> None:
