@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from laps_core.latency.step import StepShape
 from laps_plan.plan import whole
 from laps_plan.plan.colocated import SAME, Against, Answer
 from laps_plan.plan.command import main
@@ -18,6 +19,7 @@ from laps_plan.sim.serving import LAPS, Answers, Serving, serve
 from laps_plan.traffic import mixed
 from laps_plan.traffic.files import TOKEN_S, read
 from laps_plan.traffic.given import Traffic, poisson
+from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Trace
 
 MIX = "80% uniform:16-128, 20% log:1024-8192"
@@ -120,8 +122,23 @@ def test_search_for_rate_lasts_until_answers_have_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(whole, "serve", watch)
     mean = sum(job.output for job in traffic(1000).jobs) / 1000
     Trials(QUESTION, traffic(1000), search=50).find_highest_rate(DEFAULT, QUESTION, 1)
-    assert len(lasted) == 1 + whole.STEPS
+    assert len(lasted) == 2 + whole.STEPS
     assert min(lasted) > 0.9 * whole.SPAN * QUESTION.tbt_s * mean
+
+
+def test_sustained_rate_is_known_and_not_exceeded() -> None:
+    one = [Job(0.0, 1000, output=101)]
+    profile = QUESTION.profile
+    coefficients = profile.coefficients
+    tokens_s = coefficients.seconds(StepShape.of([(1000, 0)])) - coefficients.fixed
+    for streams, q in ((100, replace(QUESTION, kv_tokens=105_100)), (1, replace(QUESTION, kv_tokens=1051))):
+        each_s = profile.decode_s(streams, streams * 1050) / streams
+        assert whole.sustained(q, one) == pytest.approx(1 / (tokens_s + 100 * each_s), rel=0.01)
+    assert whole.sustained(replace(QUESTION, kv_tokens=900), one) == 0.0
+    assert whole.sustained(QUESTION, [Job(0.0, 1000, output=1)]) == pytest.approx(1 / tokens_s, rel=0.01)
+    jobs = traffic(600, 1000.0).jobs
+    for serving in (DEFAULT, Serving("shortest-prefill-first", 2048, mixed=True), QUESTION.laps()):
+        assert serve(serving, Trace(jobs), profile).rate < whole.sustained(replace(QUESTION, tbt_s=1.0), jobs)
 
 
 def test_prefill_server_count_follows_prefill_work() -> None:
