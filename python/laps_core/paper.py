@@ -14,7 +14,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.hold import Predict, Window
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.types import Plan, Running, Step, Waiting
+from laps_core.policy.types import DecodeStep, Plan, Running, Waiting
 
 W_MIN_S = 0.5e-3
 """W_min: shortest window (seconds)."""
@@ -109,7 +109,7 @@ class PaperPacer(Pacer):
         # If memory is missing for the short requests, the long prompt goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
 
-    def decision_time_s(self, now: float, running: Sequence[Running], step: Step | None = None) -> float:
+    def decision_time_s(self, now: float, running: Sequence[Running], step: DecodeStep | None = None) -> float:
         """Return `now`: the next decision is made at once (see ``Pacer``)."""
         return now
 

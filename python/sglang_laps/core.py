@@ -14,7 +14,7 @@ from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.queues import changes, without
-from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Step
+from laps_core.policy.types import LOOKAHEAD, DecodeStep, Paused, Plan
 
 from sglang_laps.chunked import Chunked, Req
 from sglang_laps.classes import Classes
@@ -69,7 +69,7 @@ class LapsCore:
         return list(self._flights.values())
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> DecodeStep | None:
         """Return the decode step on the device that is not part of a prefill batch, if any."""
         return None if self.decode is None else self.decode.running
 
@@ -131,7 +131,7 @@ class LapsCore:
         self.pacer.record_arrivals(now, 0, busy=any(self._running()))
         self.pacer.record_empty_queue()
 
-    def _running(self) -> tuple[list[Flight], Step | None]:
+    def _running(self) -> tuple[list[Flight], DecodeStep | None]:
         """Return the batches and the decode step that run while the next batch is decided: at most one. Empty unless
         decisions are put off, because only then launches are timed."""
         return (self.in_flight, self.step) if self.pacer.sizes.lead_s else ([], None)

@@ -21,7 +21,7 @@ from typing import Any
 from laps_core.length import LONG, SHORT
 from laps_core.policy.predict import Sizes, without_standstill
 from laps_core.policy.together import instead_of_slices, together, until_pause_s, whole_s
-from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Step, Waiting
+from laps_core.policy.types import DecodeStep, DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
@@ -206,9 +206,9 @@ class Decode:
     # -- steps
 
     @property
-    def running(self) -> Step | None:
+    def running(self) -> DecodeStep | None:
         """Return the separate step on the device, if any."""
-        return Step(self._launched_s, self.step_s) if self._sent and self._launched_s is not None else None
+        return DecodeStep(self._launched_s, self.step_s) if self._sent and self._launched_s is not None else None
 
     def record_launch(self, now: float | None = None) -> None:
         """Record that a step goes to the device at `now`; None: a prefill batch carries it."""

@@ -28,7 +28,7 @@ from laps_core.policy.memory import MemoryHold
 from laps_core.policy.order import short_turns
 from laps_core.policy.predict import BATCH_TOKENS, Sizes, without_standstill
 from laps_core.policy.preemption import Preemption
-from laps_core.policy.types import Account, Paused, Plan, Running, Step, Waiting
+from laps_core.policy.types import Account, DecodeStep, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
 
 SOONER = 0.1
@@ -234,7 +234,7 @@ class Pacer:
             self.window.record_completion(now, len(batch.short))
         return took_s
 
-    def free_s(self, now: float, running: Iterable[Running], step: Step | None = None) -> float:
+    def free_s(self, now: float, running: Iterable[Running], step: DecodeStep | None = None) -> float:
         """Return the predicted time at which the device has run these batches and the decode step, one after the other
         (seconds)."""
         end = self._last_end_s
@@ -245,7 +245,7 @@ class Pacer:
             end = max(end, step.launched_s) + step.took_s
         return max(now, end)
 
-    def decision_time_s(self, now: float, running: Sequence[Running], step: Step | None = None) -> float:
+    def decision_time_s(self, now: float, running: Sequence[Running], step: DecodeStep | None = None) -> float:
         """Return the time until which to put off the decision on the next batch: as late as these batches and the
         decode step keep the device busy, so that new arrivals join. `now` while launch time or step time is unknown."""
         took_s = step.took_s if step else self.model.predict(running[-1].shape) if running else None

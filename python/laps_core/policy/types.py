@@ -114,7 +114,7 @@ class Running:
         return self.cls == SHORT and self.account.contended
 
 
-class Step(NamedTuple):
+class DecodeStep(NamedTuple):
     """A separate decode step on the device. Times are seconds of one clock."""
 
     launched_s: float

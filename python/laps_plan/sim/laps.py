@@ -14,7 +14,7 @@ from laps_core.deadline import due_s
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
 from laps_core.paper import pacer
-from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Step, Waiting
+from laps_core.policy.types import LOOKAHEAD, DecodeStep, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.memory import Memory
@@ -191,7 +191,7 @@ class Laps:
         running.started = batch.begin if running.started is None else running.started
         return self._look(now, [running])
 
-    def _look(self, now: float, running: list[Running], step: Step | None = None) -> float:
+    def _look(self, now: float, running: list[Running], step: DecodeStep | None = None) -> float:
         """Look at the new requests while a batch or a decode step runs. Return the time of the next decision."""
         fresh, self._fresh = self._fresh, 0
         self.pacer.record_arrivals(now, fresh, busy=True)

@@ -15,7 +15,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import LEAST_TARGET_S, PROMPT_SHARE, TIMES, Decode
 from laps_core.policy.fairness import Guard
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import Account, LongBatch, Paused, Plan, Step, Waiting
+from laps_core.policy.types import Account, DecodeStep, LongBatch, Paused, Plan, Waiting
 
 TOKEN_S = 1e-4
 """Time of a prompt token (seconds); a prefill step costs nothing else."""
@@ -101,10 +101,10 @@ def test_separate_step_runs_from_launch_until_its_result() -> None:
     made = decode(ended_s=0.0)
     assert made.running is None
     made.record_launch(1.0)
-    assert made.running == Step(1.0, STEP_S)
+    assert made.running == DecodeStep(1.0, STEP_S)
     made.record_launch(1.005)
     made.record_step(1.0, 1.01, streams=4, within=False)
-    assert made.running == Step(1.005, made.step_s), "launched before the result of the last one"
+    assert made.running == DecodeStep(1.005, made.step_s), "launched before the result of the last one"
     made.record_step(1.01, 1.02, streams=4, within=False)
     made.record_launch()
     assert made.running is None, "a prefill batch carries the step"

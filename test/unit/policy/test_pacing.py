@@ -13,7 +13,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.policy.memory import HOLD_S
 from laps_core.policy.pacer import SOONER, Pacer
 from laps_core.policy.predict import LAUNCHES
-from laps_core.policy.types import Paused, Plan, Running, Step, Waiting
+from laps_core.policy.types import DecodeStep, Paused, Plan, Running, Waiting
 from pacers import (
     CHUNK,
     FIXED_S,
@@ -85,11 +85,11 @@ def test_decision_time_leaves_just_enough_time_to_launch() -> None:
 
 
 def test_decision_waits_for_decode_step_behind_earlier_batch() -> None:
-    pacer, step = make_pacer(), Step(5.0, 0.02)
+    pacer, step = make_pacer(), DecodeStep(5.0, 0.02)
     assert pacer.decision_time_s(5.0, [], step) == 5.0, "no launch was timed"
     pacer.sizes.record_launch_time(3e-3)
     assert pacer.decision_time_s(5.0, [], step) == pytest.approx(5.0 + (1.0 - SOONER) * 0.02 - 3e-3)
-    assert pacer.decision_time_s(5.0, [], Step(5.0, 0.0)) == 5.0, "no step was measured"
+    assert pacer.decision_time_s(5.0, [], DecodeStep(5.0, 0.0)) == 5.0, "no step was measured"
     pacer.record_decode_step(4.99, 5.01, None)
     assert pacer.free_s(5.0, [], step) == pytest.approx(5.03)
     assert pacer.decision_time_s(5.01, [], step) == pytest.approx(5.03 - SOONER * 0.02 - 3e-3)
