@@ -137,9 +137,11 @@ def _ends_early(req: Any) -> bool:
 class Colocated(Pauses):
     """Pauses of one scheduler that also decodes."""
 
-    def retract_parked(self) -> None:
-        """Queue all parked prompts again from their start, for example because the server pauses for new weights."""
+    def retract_rest(self) -> None:
+        """Retract what SGLang leaves, for example because the server pauses for new weights: queue all parked prompts
+        again from their start, and drop the rows of beams from the batch that SGLang has emptied."""
         sched, chunked = self._scheduler, self._core.chunked
+        sched.running_batch.beam_tail = None
         parked, chunked.parked = chunked.parked, []
         if not parked:
             return

@@ -134,12 +134,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # Otherwise SGLang would queue an aborted prompt again, and prefill it.
             self.process_pending_chunked_abort()
         super().pause_generation(recv_req)
-        if self.laps is not None and recv_req.mode == "retract":
-            self.running_batch.beam_tail = None  # SGLang has emptied the batch, but for the rows of its beams
         if self.laps is not None:
             self.cur_batch_for_debug = None  # else SGLang's watchdog ends the server if no batch runs for long
         if colocated:
-            colocated.retract_parked()
+            colocated.retract_rest()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         """Queue a request. A retracted request waits anew, with all tokens to be computed again. A request that comes

@@ -171,7 +171,7 @@ def test_pause_with_retract_ends_aborted_prompts_first(mixin: Any) -> None:
         Request("P", done=9), [Request("Q", done=9), Request("R", done=9)]
     )
     chunked = scheduler.laps.core.chunked
-    scheduler.laps.colocated = SimpleNamespace(retract_parked=lambda: retracted.extend(r.rid for r in chunked.parked))
+    scheduler.laps.colocated = SimpleNamespace(retract_rest=lambda: retracted.extend(r.rid for r in chunked.parked))
     for rid in ("P", "R"):
         scheduler.abort_request(SimpleNamespace(rid=rid, abort_all=False))
     scheduler.pause_generation(SimpleNamespace(mode="retract"))
