@@ -72,8 +72,7 @@ class Preemption:
         gained = gain(saved_s, others, (mine, (AHEAD - 1.0) * saved_s - later_s))
         if gained < 0.0 or self.would_miss_deadline(starts_at, picked, later_s):
             return plan
-        ends_at, joint_at = (starts_at + sizes.batch_s(of) for of in (batch, [*batch, *picked]))
-        if any(w.deadline_s is not None and ends_at <= w.deadline_s < joint_at for w in batch):
+        if self.would_miss_deadline(starts_at, batch, sizes.batch_s([*batch, *picked]) - sizes.batch_s(batch)):
             return plan
         return self._longs.cut(plan, longs, plan.long.picked, sizes.budget, joining)._replace(mixed=True)
 
