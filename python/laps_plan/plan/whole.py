@@ -136,9 +136,8 @@ def sustained(q: Question, jobs: Sequence[Job]) -> float:
     """Return the requests per second that no schedule exceeds for long: a server's time goes to the tokens of prompts,
     and to decode steps with as many streams as memory and the objective for the time between tokens allow. 0 if there
     can be no stream."""
-    new, cached, steps = (
-        np.array(values, dtype=float) for values in zip(*((j.new, j.cached, j.output - 1) for j in jobs), strict=True)
-    )
+    new, cached, output = _tokens(jobs)
+    steps = output - 1
     prompt_s = device_s(q.profile, jobs)[0] - q.profile.coefficients.fixed * float(new.mean()) / CHUNKS[-1]
     if not steps.any():
         return 1.0 / prompt_s
@@ -168,11 +167,15 @@ def _own_s(job: Job, before: Job) -> float:
     return max(0.0, job.pause_s - TOKEN_S * before.output)
 
 
+def _tokens(jobs: Sequence[Job]) -> Iterator[Any]:
+    """Yield the new, the cached and the answers' tokens of the jobs, an array of each."""
+    for name in ("new", "cached", "output"):
+        yield np.array([getattr(job, name) for job in jobs], dtype=float)
+
+
 def device_s(profile: Profile, jobs: Sequence[Job]) -> tuple[float, float]:
     """Return the mean device times of a prompt in full chunks and of an answer among MOST_STREAMS streams (seconds)."""
-    new, cached, output = (
-        np.array([getattr(j, name) for j in jobs], dtype=float) for name in ("new", "cached", "output")
-    )
+    new, cached, output = _tokens(jobs)
     c = profile.coefficients
     prompt = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * cached + c.per_request
     prompt += c.fixed * new / CHUNKS[-1]
